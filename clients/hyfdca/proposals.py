@@ -18,12 +18,18 @@ from math import ceil
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import MAX_SHARES, GroupStep, HeldGroup
-from fedtrellis.dual.weights import BITS, Shifted, in_parts, report_exponents
+from fedtrellis.dual.weights import (
+    BITS,
+    OPEN_SUMS,
+    SUMS,
+    Shifted,
+    in_parts,
+    report_exponents,
+)
 from fedtrellis.encryption.fixed_point import Coding, RangeError, Words
-from fedtrellis.objectives.losses import DualLoss, weighted
+from fedtrellis.objectives.losses import weighted
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.broadcast import RestoreNeededError
@@ -53,9 +59,7 @@ def inner_product(run: ClientRun) -> Arrays:
     blobs: list[bytes] = []
     asked = config["products"], config["versions"], config["rows"]
     for g, version, row in zip(*asked, strict=True):
-        held = run.held[g]
-        values = products[row * C : (row + 1) * C, held.rows]
-        values = values[:, run.sent(held, version)]
+        values = products[row * C : (row + 1) * C, run.held[g].rows]
         # the paper's steps add up shares of several iterations: one label for all
         stale = config["step"] in ("practical", "theoretical")
         sent = (
@@ -73,7 +77,7 @@ def propose(run: ClientRun) -> Arrays:
     """Proposals for some groups: their v_k, and sums over their samples.
 
     With ``secure-sum`` one vector of words, in which all this is hidden; else v_k of
-    each group, shape (c, p_k), and the sums beside them.
+    each group, shape (C, p_k), and the sums beside them.
     """
     learn(run)
     config, C = run.config, run.config["classes"]
@@ -91,8 +95,7 @@ def propose(run: ClientRun) -> Arrays:
         run.state["proposed"] = as_bytes(config["attempt"])
         second = [found[g][1] for g in config["second-report"]]
         return [_hidden(run, vectors, (reports, second)), *backups]
-    kept = 2 + len(vectors[0]) // C  # Σ l and Σ l*; those of a z are for sums
-    by_class = [one.reshape(C, -1)[:, :kept].reshape(-1) for one in reports]
+    by_class = [one.reshape(C, SUMS)[:, :OPEN_SUMS].reshape(-1) for one in reports]
     run.numbers = np.concatenate([np.zeros(0), *by_class])
     return [*vectors, *backups]
 
@@ -107,29 +110,25 @@ def backup(run: ClientRun) -> Arrays:
 
 
 def _scores(run: ClientRun, g: int, version: int) -> FloatArray:
-    """x_iᵀw of a group's samples, (C, n_g); of a shared one's not drawn, 0."""
+    """x_iᵀw of a group's samples, (C, n_g)."""
     config, held = run.config, run.held[g]
     C = config["classes"]
-    z = np.zeros((C, held.size))
     if g in config["local"]:
+        z = np.empty((C, held.size))
         row = dict(zip(config["local"], config["rows"], strict=True))[g]
         part = run.rows_of(held)
         z[:, held.by_row] = [part @ one for one in run.w[row * C : (row + 1) * C]]
         return z
-    where = run.sent(held, version)
     blobs, label = config[f"scores/{g}"], ("product", g, version)
-    sums = run.decrypt(run.holders(g), blobs, label, C * len(where))
-    z[:, where] = sums.reshape(C, len(where))
-    return z
+    return run.decrypt(run.holders(g), blobs, label, C * held.size).reshape(C, -1)
 
 
 def _proposal(
     run: ClientRun, g: int, version: int, z: FloatArray, known: Points
 ) -> tuple[FloatArray, FloatArray]:
-    """One group's proposals, which it remembers.
+    """One group's proposal, which it remembers.
 
-    Returns v_k of each proposal, class by class, shape (c C, p_k); and of each class
-    Σ l_i(z_i), and of α and each proposal Σ l_i*(−α_i), then Σ α_i z_i.
+    Returns its v_k, shape (C, p_k); and of each class ``SUMS``.
     """
     config, held = run.config, run.held[g]
     ids, remembered = known
@@ -137,85 +136,50 @@ def _proposal(
     y, s = run.targets(held), run.weights_of(held)
     loss = weighted(run.loss, s)
     moves = run.drawn(held, version)
-    kinds = config["local-proposals" if g in config["local"] else "proposals"]
-    new = []
-    for number, kind in enumerate(kinds):
-        point = alpha.copy()
-        moved = _moved(run, kind, held, version, moves, alpha, z)
-        if config["secure-sum"]:
-            # a'_i = α_i + r_i (u_i − α_i): see the module
-            r = _mixing(run, g, number, version, z)[:, moves]
-            moved = alpha[:, moves] + r * (moved - alpha[:, moves])
-        point[:, moves] = moved
-        new.append(loss.feasible(point, y))
-    proposals, order = np.stack(new), held.by_row
+    point, moved = alpha.copy(), _moved(run, held, moves, alpha, z)
+    if config["secure-sum"]:
+        # a'_i = α_i + r_i (u_i − α_i): see the module
+        r = _mixing(run, g, version, z)[:, moves]
+        moved = alpha[:, moves] + r * (moved - alpha[:, moves])
+    point[:, moves] = moved
+    point, order = loss.feasible(point, y), held.by_row
     # v_k = (1/λN) Σ_i α_i x_{k,i}
-    rows = proposals.reshape(-1, held.size)[:, order]
-    v = np.ascontiguousarray((run.rows_of(held).T @ rows.T).T) / run.scale
+    v = np.ascontiguousarray((run.rows_of(held).T @ point[:, order].T).T) / run.scale
     numbers = []
     for c in range(config["classes"]):
-        every = [a[order] for a in (alpha[c], *proposals[:, c])]
+        every = [a[order] for a in (alpha[c], point[c])]
         own = weighted(run.loss, None if s is None else s[c, order])
         z_c, y_c = z[c, order], y[c, order]
         numbers.append(float(own.value(z_c, y_c).sum()))
         numbers += [float(own.conjugate(a, y_c).sum()) for a in every]
         numbers += [float(a @ z_c) for a in every]
-    first = int(ids[-1]) + 1
-    points = proposals.reshape(len(proposals), -1)
-    run.state[f"points/{g}"] = np.vstack([remembered, points])
-    run.state[f"ids/{g}"] = np.append(ids, np.arange(first, first + len(new)))
+    run.state[f"points/{g}"] = np.vstack([remembered, point.reshape(1, -1)])
+    run.state[f"ids/{g}"] = np.append(ids, ids[-1] + 1)
     return v, np.array(numbers)
 
 
 def _moved(
-    run: ClientRun,
-    kind: str,
-    held: HeldGroup,
-    version: int,
-    moves: IntArray,
-    alpha: FloatArray,
-    z: FloatArray,
+    run: ClientRun, held: HeldGroup, moves: IntArray, alpha: FloatArray, z: FloatArray
 ) -> FloatArray:
-    """α of the samples that move, (C, n), as one kind of proposal has it."""
-    s, scale = run.weights_of(held), run.scale
+    """α of the samples that move, (C, n), as the step proposes it."""
+    s, scale, config = run.weights_of(held), run.scale, run.config
     loss = weighted(run.loss, None if s is None else s[:, moves])
     alpha, z, y = alpha[:, moves], z[:, moves], run.targets(held)[:, moves]
-    if kind == "dual-point":
-        return loss.dual_point(z, y)
-    if kind == "proximal":
+    if config["step"] == "line-search":
+        q = run.state["norms"][held.own][moves]
+    # the Poisson loss's dual point has no bound: e^z of a w that is far off
+    elif config["secure-sum"] or config["loss"] == "poisson":
         # argmax of −l*(−a) − z a − (g/2)(a − α)²: as if ‖x_i‖² were g λN
         q = _PROXIMAL * scale * loss.dual_curvature(y)
-        return alpha + loss.coordinate_step(alpha, z, q, y, scale)
-    q = run.state["norms"][held.own][moves]
-    if kind == "coordinate":
-        return alpha + loss.coordinate_step(alpha, z, q, y, scale)
-    purpose = "draw", "passes", held.group, version
-    key = run.cipher(run.holders(held.group)).derive(*purpose)
-    words = np.frombuffer(key, dtype="<u4").tolist()
-    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
-    each = [
-        local_dual_passes(
-            run.loss,  # passes and weights do not go together
-            run.columns,
-            held.rows[moves],
-            *(alpha[c], z[c], y[c]),
-            q,
-            scale,
-            aggregation=run.config["num-clients"],
-            passes=run.config["local-passes"],
-            rng=rng,
-        )
-        for c in range(len(z))
-    ]
-    return np.stack(each)
+    else:
+        return loss.dual_point(z, y)
+    return alpha + loss.coordinate_step(alpha, z, q, y, scale)
 
 
 # -------------------------------------------------------------------------- hidden sums
 
 
-def _mixing(
-    run: ClientRun, g: int, number: int, version: int, z: FloatArray
-) -> FloatArray:
+def _mixing(run: ClientRun, g: int, version: int, z: FloatArray) -> FloatArray:
     """R of a group's samples, in [1/2, 1], shape (C, n_g): the same on all holders.
 
     With one r for all classes the difference of two classes' sums would be one over the
@@ -225,10 +189,10 @@ def _mixing(
     if run.config["encryption"] == "none":
         # nothing is hidden: the same in every run, in whatever order a key puts the
         # samples
-        rng = np.random.default_rng([number, version])
+        rng = np.random.default_rng([0, version])
         return rng.uniform(0.5, 1.0, size=z.shape)[:, run.ranks(run.held[g])]
     step = int(run.state[f"step/{g}"])
-    u = run.uniform(g, z.size, "proposal", number, version, step, z.tobytes())
+    u = run.uniform(g, z.size, "proposal", version, step, z.tobytes())
     return 0.5 + 0.5 * u.reshape(z.shape)
 
 
@@ -237,9 +201,9 @@ def _hidden(
     vectors: Sequence[FloatArray],
     reports: Sequence[Sequence[FloatArray]],
 ) -> Words:
-    """The client's term of the sum over all, shape (c C p_k + 4 C R + 1,).
+    """The client's term of the sum over all, shape (C p_k + 4 C ``SUMS`` + 1,).
 
-    v row by row, then whole parts and rests of the two lists of C R sums, then a count.
+    v row by row, then whole parts and rests of the two lists of sums, then a count.
     """
     # what this attempt got before, if it is the last that got anything
     answered = run.block.answered(run.config["attempt"])
@@ -248,8 +212,7 @@ def _hidden(
     v = np.sum(vectors, axis=0)
     if run.rules.noise:
         v = v + run.rules.noise * _noise(run, v.shape)
-    terms, count = len(run.agreement.members), len(run.config["proposals"])
-    zero = np.zeros(run.config["classes"] * (3 + 2 * count))
+    terms, zero = len(run.agreement.members), np.zeros(run.config["classes"] * SUMS)
     sums = np.stack([np.sum([zero, *own], axis=0) for own in reports])
     bits = run.config.get("bits", BITS)
     try:
@@ -429,60 +392,3 @@ def primal(run: ClientRun) -> Arrays:
         blobs += run.encrypt(run.holders(g), *renewed)
     v = np.asarray(run.columns.T @ in_rows) / run.scale
     return [v, *as_arrays(blobs)]
-
-
-# ------------------------------------------------------------------------------ passes
-
-
-def local_dual_passes(
-    loss: DualLoss,
-    features: Any,
-    rows: NDArray[np.int64],
-    alpha: FloatArray,
-    z: FloatArray,
-    y: FloatArray,
-    q: FloatArray,
-    scale: float,
-    *,
-    aggregation: float,
-    passes: int,
-    rng: np.random.Generator,
-) -> FloatArray:
-    r"""Maximise CoCoA+'s local sub-problem over a client's dual variables.
-
-    With X the client's samples, z = Xw and Δ = α' − α::
-
-        −Σ l_i*(−α'_i) − zᵀΔ − (σ'/2λN) ‖XᵀΔ‖²
-
-    by passes of coordinate ascent in random order. σ' = K, the number of clients, makes
-    the sum of all clients' Δ safe to add.
-
-    Source: Ma, Smith, Jaggi, Jordan, Richtárik and Takáč, "Adding vs. Averaging in
-    Distributed Primal-Dual Optimization", ICML 2015, equation (9).
-
-    α, z, the labels y and the squared norms q are those of the ``rows`` of the client's
-    ``features`` (dense or CSR), in order; ``scale`` is λN, ``aggregation`` σ' ≥ 1.
-    Returns α'.
-    """
-    alpha = alpha.copy()
-    # σ'/(λN) XᵀΔ: what the other coordinates see of the changes so far
-    change = np.zeros(features.shape[1])
-    sparse, shifted = hasattr(features, "indptr"), isinstance(features, Shifted)
-    for _ in range(passes):
-        for i in rng.permutation(len(rows)):
-            row = rows[i]
-            if sparse:
-                own = slice(features.indptr[row], features.indptr[row + 1])
-                index, x = features.indices[own], features.data[own]
-            else:
-                index = slice(None)
-                x = features.row(row) if shifted else features[row]
-            score = z[i] + float(x @ change[index])
-            one = slice(i, i + 1)
-            step = loss.coordinate_step(
-                alpha[one], np.array([score]), aggregation * q[one], y[one], scale
-            )[0]
-            if step:
-                alpha[i] += step
-                change[index] += (aggregation * step / scale) * x
-    return alpha

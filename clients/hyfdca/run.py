@@ -22,7 +22,7 @@ from fedtrellis.dual.alignment import Agreement, HeldGroup, feature_digests
 from fedtrellis.dual.weights import Shifted, normalised, targets_of
 from fedtrellis.encryption import Cipher, EncryptionError, backend_class
 from fedtrellis.encryption.block_sum import BlockMember, Introduction
-from fedtrellis.encryption.fixed_point import Words
+from fedtrellis.encryption.fixed_point import RangeError, Words
 from fedtrellis.encryption.identity import Identity, Roster
 from fedtrellis.encryption.node_secrets import NodeSecrets, for_good
 from fedtrellis.encryption.symmetric import Item, Keystream, expand, open_sealed, seal
@@ -48,8 +48,6 @@ _DEFAULTS: dict[str, Any] = {
     "class-weight": "",
     "secure-sum": False,  # which a node refuses, unless it accepts that
 }
-#: What is encrypted once, before round 1: an error may say how large a number is.
-_SETUP = ("labels", "counts", "norms", "weights", "weight-counts")
 # the wishes of a run that a node without a key follows
 _WISHES = ("least", "exposed", "noise")
 
@@ -238,15 +236,15 @@ class ClientRun:
         terms: int | None = None,
     ) -> list[bytes]:
         """Numbers for the server to add to those of the other holders."""
-        name, count = self.part.client_id, len(holders) if terms is None else terms
+        cipher, count = self.cipher(holders), len(holders) if terms is None else terms
         try:
-            return self.cipher(holders).encrypt(values, label, name, count)
-        except EncryptionError:
-            if label[0] in _SETUP:
-                raise
+            return cipher.encrypt(values, label, self.part.client_id, count)
+        except RangeError:
             # how large would tell the server of this client's samples
+            room = 2.0 ** (cipher.word - 1 - cipher.coding.bits) / count
             raise EncryptionError(
-                f"{label[0]}: a number is too large to be encrypted; "
+                f"{label[0]}: a number is not below {room:.6g}, too large to be "
+                "encrypted; scale labels and weights down, and "
                 "hyfdca.standardize = true brings raw columns to one scale"
             ) from None
 
@@ -392,12 +390,6 @@ class ClientRun:
             u = self.uniform(held.group, held.size, version)
         order = np.argsort(u)
         return np.sort(order[: moving(held.size, fraction)])
-
-    def sent(self, held: HeldGroup, version: int) -> IntArray:
-        """The samples of a group whose inner products are encrypted."""
-        # as few ciphertexts as they need; which samples these are is not sent
-        chosen = self.config["slots"] == "chosen"
-        return self.drawn(held, version) if chosen else np.arange(held.size)
 
 
 def moving(size: int, fraction: float) -> int:

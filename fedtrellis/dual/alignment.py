@@ -288,9 +288,7 @@ class Agreement:
 
 def needs_norms(settings: Mapping[str, Any]) -> bool:
     """Whether a step uses ‖x_i‖², so that clients have to share it."""
-    kinds = {*settings["proposals"], *settings["local-proposals"]}
-    safe = settings["step"] in ("bundle", "line-search")
-    return safe and not kinds.isdisjoint(("coordinate", "passes"))
+    return bool(settings["step"] == "line-search")
 
 
 def feature_digests(names: Sequence[str]) -> list[str]:

@@ -182,6 +182,9 @@ STATISTICS = 2
 #: Words of one number: multiples of 2^80, 2^40, … of it, from the top.
 EXPONENTS = tuple(range(80, -121, -40))
 PARTS = len(EXPONENTS)
+#: Sums in a report, of each class: Σ l_i(z_i); Σ l_i*(−a_i) of α and of what is
+#: proposed; and, for hidden sums, Σ a_i z_i of both.
+SUMS, OPEN_SUMS = 5, 3
 #: Fractional bits of a hidden sum, where no client's part is too large for them.
 BITS = 40
 # A column whose deviation is below this part of its size counts as constant.
@@ -293,11 +296,6 @@ class Shifted:
 
     def __getitem__(self, rows: Any) -> Shifted:
         return Shifted(self.features[rows], self.shifts, self.kinds[rows])
-
-    def row(self, i: int) -> FloatArray:
-        """One of them, dense."""
-        dense: FloatArray = self.features[[i]].toarray()[0] - self.shifts[self.kinds[i]]
-        return dense
 
     def __matmul__(self, weights: FloatArray) -> FloatArray:
         """(X − M[kinds]) w."""

@@ -133,6 +133,7 @@ class ReleaseMemory:
         if self._folder is None or (before == run and same):
             return
         file, content, blob = self._open("releases")
+        was = dict(content), blob
         key = bytes.fromhex(content.setdefault("secret", secrets.token_hex(32)))
 
         def keyed(*items: str | bytes) -> bytes:
@@ -171,8 +172,9 @@ class ReleaseMemory:
             blob += b"".join(key for one in new for key in sorted(one))
         if self._choice == "refuse":
             content.pop("once", None)
-        with for_good():
-            file.write(content, blob)
+        if (content, blob) != was:
+            with for_good():
+                file.write(content, blob)
         _SETTLED[place] = run, rows
 
     def note_model(self, model: NDArray[Any], *, first: bool = False) -> None:

@@ -89,8 +89,8 @@ SPLITS: dict[str, Callable[[], Case]] = {
 _MOVED = proposals._moved
 
 
-def _dual_points(run: Any, kind: str, *more: Any) -> Any:
-    return _MOVED(run, "dual-point", *more)
+def _dual_points(run: Any, held: Any, moves: Any, alpha: Any, z: Any) -> Any:
+    return run.loss.dual_point(z[:, moves], run.targets(held)[:, moves])
 
 
 #: What the server sees, by settings and by what stands in the place of the defence.
@@ -101,7 +101,7 @@ SOURCES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {},
         {
             "_moved": _dual_points,
-            "_mixing": lambda run, g, k, version, z: np.ones_like(z),
+            "_mixing": lambda run, g, version, z: np.ones_like(z),
         },
     ),
     "v_k": (

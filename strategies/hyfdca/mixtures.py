@@ -32,7 +32,13 @@ from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import GroupStep
 from fedtrellis.dual.bundle import DualBundle
-from fedtrellis.dual.weights import BITS, of_parts, report_exponents
+from fedtrellis.dual.weights import (
+    BITS,
+    OPEN_SUMS,
+    SUMS,
+    of_parts,
+    report_exponents,
+)
 from fedtrellis.encryption import EncryptionError, RefusedError
 from fedtrellis.encryption.block_sum import ATTEMPT_BYTES
 from fedtrellis.encryption.fixed_point import Coding, RangeError
@@ -97,12 +103,6 @@ class MixtureSteps(Steps):
     def of(self, g: int) -> Unit:
         """A group's unit."""
         return self.units[self.unit_of[g]]
-
-    def count(self, g: int) -> int:
-        """How many proposals clients make of a group."""
-        # with secure sums all groups are one unit, with as many proposals
-        shared = self.strategy.secure_sum or self.alignment.groups[g].shared
-        return len(self.strategy.proposal_kinds(shared))
 
     def iterate(self, available: Sequence[str]) -> tuple[set[str], dict[str, float]]:
         """One iteration; returns whose answers were used, and the metrics."""
@@ -339,7 +339,7 @@ class MixtureSteps(Steps):
                 self._take_vectors(answer, groups, found)
             for words in found if secure else []:
                 p_k = len(self.alignment.columns[name])
-                size = self._rows * p_k + 4 * self._numbers + 1
+                size = self.strategy.classes * (p_k + 4 * SUMS) + 1
                 _check((str(words.dtype), words.shape), ("uint64", (size,)), "words")
                 self.units[0].words[name] = words
             for g in groups:
@@ -369,28 +369,16 @@ class MixtureSteps(Steps):
     ) -> None:
         """V of the proposals, and the sums of those groups that this client reports."""
         name, C = answer.client, self.strategy.classes
-        p_k, count = len(self.alignment.columns[name]), self.count
-        shapes = [(C * count(g), p_k) for g in groups]
+        shapes = [(C, len(self.alignment.columns[name]))] * len(groups)
         _check([a.shape for a in arrays], shapes, "arrays of shapes")
         _check([str(a.dtype) for a in arrays], ["float64"] * len(groups), "dtypes")
         report = [g for g in groups if self._reporter[g] == name]
-        lengths = [C * (2 + count(g)) for g in report]
-        _check(len(answer.numbers), sum(lengths), "sums")
+        _check(len(answer.numbers), C * OPEN_SUMS * len(report), "sums")
         for g, array in zip(groups, arrays, strict=True):
             self.of(g).answers[name, g] = array
-        starts = np.cumsum([0, *lengths]).tolist()
-        for g, start, length in zip(report, starts, lengths, strict=False):
-            self.of(g).reports[g] = answer.numbers[start : start + length]
-
-    @property
-    def _rows(self) -> int:
-        """How many v a client hides, c C."""
-        return self.strategy.classes * self.count(0)
-
-    @property
-    def _numbers(self) -> int:
-        """How many sums a report has, C R; see the clients' ``_proposal``."""
-        return self.strategy.classes * (3 + 2 * self.count(0))
+        sums = answer.numbers.reshape(len(report), C * OPEN_SUMS)
+        for g, own in zip(report, sums, strict=True):
+            self.of(g).reports[g] = own
 
     # ----------------------------------------------------------------------- the search
 
@@ -415,9 +403,7 @@ class MixtureSteps(Steps):
             proposals[u] = (own, -by_class[:, 2 : 2 + own.shape[1]] / N)
         self.duals = bundle.dual_values()
         metrics["dual"] = float(self.duals.sum())
-        # with only the drawn samples' inner products the rest's losses are unknown
-        whole = self.strategy.slots == "all" or self.strategy.local_fraction == 1.0
-        if len(self.losses) == len(self.units) and whole:
+        if len(self.losses) == len(self.units):
             # P(w) = λ g(w) + (1/N) Σ l_i, all at the one w that was held
             w = self.held_w
             losses = sum((self.losses[u] for u in sorted(self.losses)), np.zeros(C))
@@ -447,7 +433,7 @@ class MixtureSteps(Steps):
         return {name: value for name, value in metrics.items() if np.isfinite(value)}
 
     def _found(self) -> dict[int, tuple[FloatArray, FloatArray]]:
-        """V of the proposals, (c C, p), and their sums, of the complete units."""
+        """V of the proposals, (C, p), and their sums, of the complete units."""
         units, groups = self.units, self.alignment.groups
         if self.strategy.secure_sum:
             words = units[0].words
@@ -458,8 +444,7 @@ class MixtureSteps(Steps):
             reported = all(g in unit.reports for g in unit.groups)
             holders = {(k, g) for g in unit.groups for k in groups[g].holders}
             if reported and holders <= unit.answers.keys():
-                count = self.strategy.classes * self.count(unit.groups[0])
-                V = np.zeros((count, len(self.alignment.feature_names)))
+                V = np.zeros((self.strategy.classes, len(self.alignment.feature_names)))
                 for (name, _), v in unit.answers.items():
                     V[:, self.alignment.columns[name]] += v
                 found[u] = V, np.sum([unit.reports[g] for g in unit.groups], axis=0)
@@ -468,9 +453,9 @@ class MixtureSteps(Steps):
     def _complete_sum(
         self, words: dict[str, NDArray[np.uint64]]
     ) -> tuple[FloatArray, FloatArray]:
-        """V and the C R sums, in which the masks cancel."""
+        """V and C ``SUMS`` sums, in which the masks cancel."""
         try:
-            total, ends = total_over(self.alignment, words, self._rows)
+            total, ends = total_over(self.alignment, words, self.strategy.classes)
         except ValueError as error:
             raise WrongReportError(str(error)) from None
         V = Coding(self.bits).values(total)
@@ -495,8 +480,8 @@ class MixtureSteps(Steps):
                 "the sums of losses of two sets of holders differ, by up to "
                 f"{far.max():.3g}: one of client {names} reports what is not so"
             )
-        if self.strategy.noisy or self.strategy.slots == "chosen":
-            return  # v is not exact; z is not known of all samples
+        if self.strategy.noisy:
+            return  # v is not exact
         C, snapshot = self.strategy.classes, self.units[0].snapshot
         assert snapshot is not None
         λN = self.strategy.regularization * N
@@ -606,7 +591,7 @@ class MixtureSteps(Steps):
             unit.alphas.clear()
         unit.mixture = None
         # clients know α of a step by this number, whichever way it was come to
-        number = unit.step * (1 + self.count(unit.groups[0]))
+        number = 2 * unit.step
         self.bundle.only_alpha(u, v, b, number if self.strategy.secure_sum else None)
         self.w, self.version = self.bundle.w, self.version + 1
         unit.begin(self.w, self.version)

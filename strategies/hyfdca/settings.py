@@ -19,13 +19,11 @@ from ..hybrid import HybridStrategy
 Step = Literal["bundle", "line-search", "practical", "theoretical"]
 Encryption = Literal["stream", "tenseal-bfv", "none"]
 Exposed = Literal["refuse", "leave-out", "accept"]
-Slots = Literal["all", "chosen"]
 
 # what clients agree on, beside what is made of settings
 _PINNED = (
     *("encryption", "loss", "smoothing", "regularization", "local_fraction"),
-    *("local_passes", "slots", "step", "secure_sum", "exposed", "least", "noise"),
-    "num_clients",
+    *("step", "secure_sum", "exposed", "least", "noise", "num_clients"),
 )
 
 
@@ -86,18 +84,6 @@ class HyFDCASettings(HybridStrategy):
         "whether columns are brought to one scale first: the penalty is then on the "
         "weights of standardised columns, and the model is in the columns' own units; "
         "auto: for nodes' own files, and otherwise not",
-    )
-    slots: Slots = setting(
-        "all",
-        "inner products that are encrypted: all samples', which hides how many were "
-        "drawn and certifies P, or the drawn ones' only",
-        choices=Slots,
-    )
-    local_passes: int = setting(
-        0,
-        "passes of stochastic dual coordinate ascent over a client's own samples, for "
-        "groups that nobody shares (CoCoA+); 0: none",
-        minimum=0,
     )
     parts: int = setting(
         1,
@@ -167,7 +153,7 @@ class HyFDCASettings(HybridStrategy):
         step = f"does not go with step = {self.step!r}; allowed: "
         safe = f"{step}'bundle', 'line-search'"
         loss = f"does not go with loss = {self.loss!r}, which is none of two classes"
-        together = "with secure_sum: all groups move together"
+        together = "must be 1 with secure_sum: all groups move together"
         two = "is one problem of labels -1 and 1; allowed: 1, or 3 and up"
         cycles = "must be 0, or at least 2 with step 'theoretical'"
         clear = "sends each client's own sums in the clear: it needs secure_sum = "
@@ -181,10 +167,8 @@ class HyFDCASettings(HybridStrategy):
             ("classes", self.classes != 2, two),
             ("cyclic_groups", not cyclic or (cyclic > 1 and theoretical), cycles),
             ("step", self.safe or not sums, clear),
-            ("slots", self.safe or self.slots == "all", safe),
             ("noise", sums or not self.noise, "needs secure_sum = True"),
-            ("local_passes", not (sums and self.local_passes), f"must be 0 {together}"),
-            ("parts", not sums or self.parts == 1, f"must be 1 {together}"),
+            ("parts", not sums or self.parts == 1, together),
         ):
             if not fits:
                 raise SettingsError(f"{name} = {getattr(self, name)!r} {why}")
@@ -204,12 +188,9 @@ class HyFDCASettings(HybridStrategy):
 
     def check_weights(self, what: str) -> None:
         """Raise SettingsError unless samples may have weights with these settings."""
-        for name, allowed in (("step", "bundle"), ("local_passes", 0)):
-            if (value := getattr(self, name)) != allowed:
-                raise SettingsError(
-                    f"{what}, which does not go with {name} = {value!r}; allowed: "
-                    f"{allowed!r}"
-                )
+        if self.step != "bundle":
+            why = f"which does not go with step = {self.step!r}; allowed: 'bundle'"
+            raise SettingsError(f"{what}, {why}")
 
     @property
     def penalty(self) -> Penalty:
@@ -221,16 +202,6 @@ class HyFDCASettings(HybridStrategy):
             )
         free = names.index(self.free_feature) if self.free_feature else -1
         return Penalty(self.l1_ratio, free)
-
-    def proposal_kinds(self, shared: bool) -> list[str]:
-        """What clients propose for a group, in order."""
-        # the Poisson loss's dual point has no bound: e^z of a w that is far off
-        proximal = self.secure_sum or self.loss == "poisson"
-        kind = "proximal" if proximal else "dual-point"
-        kinds = [kind if self.step == "bundle" else "coordinate"]
-        if not shared and self.local_passes:
-            kinds = [*kinds, "passes"] if self.step == "bundle" else ["passes"]
-        return kinds
 
     # ------------------------------------------------------ what clients have agreed on
 
@@ -266,8 +237,6 @@ class HyFDCASettings(HybridStrategy):
         settings |= {
             "session": self.conversation.session,
             "standardize": bool(self.standardize),
-            "proposals": self.proposal_kinds(shared=True),
-            "local-proposals": self.proposal_kinds(shared=self.secure_sum),
         }
         optional = (
             ("classes", self.classes, 1),

@@ -399,13 +399,8 @@ def units_of(strategy: HyFDCASettings) -> list[Unit]:
     groups = strategy.alignment.groups
     if strategy.secure_sum:
         return [Unit(list(range(len(groups))))]
-    units: list[Unit] = []
-    for shared in (True, False):  # they may differ in what they propose
-        own = [g for g, group in enumerate(groups) if group.shared == shared]
-        room = max(1, _MAX_UNITS * len(own) // len(groups))
-        parts = np.array_split(own, min(len(own), room)) if own else []
-        units += [Unit(part.tolist()) for part in parts]
-    return units
+    parts = np.array_split(np.arange(len(groups)), min(len(groups), _MAX_UNITS))
+    return [Unit(part.tolist()) for part in parts]
 
 
 def memory_for(strategy: HyFDCASettings, units: int) -> int:

@@ -320,7 +320,8 @@ class HyFDCA(HyFDCASettings):
         outlived = _CERTIFIED_MOVES
         if self.safe:
             outlived = min(outlived, (self._moves - 1) // 2)
-        if self._certified is None or self._uncertified > outlived:
+        stale = self._uncertified > outlived and not self.converged()
+        if self._certified is None or stale:
             return self.broadcast.model
         return _flat(self._certified)
 
@@ -401,6 +402,10 @@ class HyFDCA(HyFDCASettings):
         self._agreement = Agreement.from_bytes(tree.pop("agreement"))
         steps, given = tree.pop("steps"), self.given_cipher
         vars(self).update(tree)
+        was, now = self.agreement.settings, self.pinned_settings()
+        for name in sorted(was.keys() | now.keys()):
+            if (old := was.get(name)) != (own := now.get(name)):
+                raise SettingsError(f"{name} was {old!r}, this run's is {own!r}")
         if given is not None and given.fingerprint != self._fingerprint:
             raise SettingsError(
                 f"the context has fingerprint {given.fingerprint}, but the run to go "

@@ -32,7 +32,7 @@ _RANGES = (
     (_TINY, _INF, "local_deadline quorum"),
     (_TINY, 1.0, "participation"),
     (0, _INF, "client_evaluate_every seed"),
-    (0, _INF, "batch_size cyclic_groups local_passes retries"),
+    (0, _INF, "batch_size cyclic_groups retries"),
     (1, _INF, "backup_every classes FedFW.batch_size local_steps memory_limit parts"),
     (1, _INF, "checkpoint_every evaluate_every max_delay max_failed_rounds min_nodes"),
     (1, _INF, "rank samples"),

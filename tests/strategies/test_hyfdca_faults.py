@@ -216,6 +216,8 @@ def test_a_resumed_run_is_the_same_run(options: dict[str, Any], tmp_path: Path) 
     assert [r.round for r in straight.strategy.history] == list(range(1, 21))
     assert np.abs(straight.strategy.steps.w - broken.strategy.steps.w).max() < 1e-12
     straight.check_reported()
+    other: Any = same | {"smoothing": 0.25}
+    refused("smoothing was 1.0", lambda: Run(split, 20, resume=path, **other))
     assert first.strategy.conversation.session == straight.strategy.conversation.session
     if not {"participation", "local_fraction", "parts"} & options.keys():
         # everybody there, all samples proposed: nothing is random but the key

@@ -279,9 +279,6 @@ def test_classes_in_the_clear_group_by_group() -> None:
     clear: Any = {"classes": 3, "secure_sum": False}
     own = Run(split, 150, tolerance=1e-11, **clear)
     assert_allclose(own.model, hidden, rtol=0, atol=1e-5)
-    split = classes_split(3, "logistic", cut=(4, 1))
-    local = Run(split, 60, tolerance=1e-9, local_passes=1, **clear)
-    assert local.strategy.converged()
 
 
 def test_a_run_from_an_earlier_model_is_never_worse_than_it() -> None:
@@ -402,22 +399,19 @@ def test_without_a_constant_column_nothing_is_shifted() -> None:
         {"step": "line-search"},
         {"step": "practical", "secure_sum": False},
         {"classes": 3},
-        {"local_passes": 2, "secure_sum": False, "cut": (4, 1)},
     ],
 )
 def test_sparse_rows_are_dense_rows(options: dict[str, Any]) -> None:
     """Shifted, they stay sparse; a column of one client and of two for one sample."""
-    models, cut = [], options.pop("cut", HYBRID)
+    models = []
     for make in (np.asarray, sparse.csr_array):
-        split = raw(classes_split(3, "logistic", cut=cut))
+        split = raw(classes_split(3, "logistic"))
         if "classes" not in options:
             split.y = against_the_rest(split, 2)
         split.X = make(split.X)
         split.regularization = 0.1
         models.append(_run(split, 6, **options).steps.w)
-    # passes go through the samples in an order of the run's
-    near = 1e-2 if "local_passes" in options else 1e-9
-    assert _away(models[1], models[0]) < near
+    assert _away(models[1], models[0]) < 1e-9
 
 
 def test_two_holders_of_a_sample_subtract_a_mean_once() -> None:

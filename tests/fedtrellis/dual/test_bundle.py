@@ -1,17 +1,13 @@
-"""The search over proposals, against clients that hold α, and local passes."""
+"""The search over proposals, against clients that hold α."""
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy import sparse
 
-from clients.hyfdca.proposals import local_dual_passes
 from fedtrellis.dual.bundle import DualBundle
 from fedtrellis.dual.penalty import Penalty
-from fedtrellis.objectives.losses import LOSSES, make_loss
 
 Array = NDArray[np.float64]
 
@@ -74,45 +70,6 @@ def test_each_search_is_the_best_over_all_that_is_remembered(memory: int) -> Non
         value = bundle.dual_values().sum()
         assert value == pytest.approx(best - 0.5 * λ * float(rest @ rest), abs=1e-9)
     assert value > 0.1
-
-
-@pytest.mark.parametrize("sigma", [1.0, 4.0])
-@pytest.mark.parametrize("name", sorted(LOSSES))
-def test_local_passes_are_a_plain_loop_in_that_order(name: str, sigma: float) -> None:
-    """Of features with zeros and an empty row."""
-    loss, rng, scale = make_loss(name), np.random.default_rng(1), 0.4
-    X = rng.standard_normal((30, 7)) * (rng.random((30, 7)) < 0.6)
-    rows = rng.permutation(30)[:22]
-    X[rows[3]] = 0.0
-    y = np.where(rng.random(22) < 0.5, 1.0, -1.0)
-    start = y * rng.random(22)
-    if loss.labels == "real":
-        y, start = rng.standard_normal((2, 22))
-    if loss.labels == "counts":
-        y = rng.poisson(2.0, 22).astype(np.float64)
-        start = y - rng.exponential(2.0, 22)
-    S, before = X[rows], start.copy()
-    z = S @ rng.standard_normal(7)
-
-    def found(X: Any, passes: int) -> Array:
-        q = (S**2).sum(axis=1)
-        given = (loss, X, rows, start, z, y, q, scale)
-        order = np.random.default_rng(9)
-        return local_dual_passes(*given, aggregation=sigma, passes=passes, rng=order)
-
-    order, alpha = np.random.default_rng(9), start.copy()
-    for _ in range(3):
-        for i in order.permutation(22):
-            # the gradient of the quadratic term, from all coordinates' changes anew
-            score = z[i] + sigma / scale * S[i] @ (S.T @ (alpha - start))
-            alpha[i] += loss.coordinate_step(
-                alpha[[i]], np.array([score]), sigma * S[i] @ S[i], y[[i]], scale
-            )[0]
-    assert np.abs(found(X, 3) - alpha).max() < 1e-12
-    assert np.abs(alpha - start).max() > 0.1
-    assert np.abs(found(sparse.csr_array(X), 3) - alpha).max() < 1e-12
-    assert np.array_equal(found(X, 0), before)
-    assert np.array_equal(start, before)  # it works on a copy
 
 
 def test_off_its_constraint_d_is_no_bound() -> None:

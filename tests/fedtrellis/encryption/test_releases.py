@@ -73,7 +73,10 @@ def unseen(caplog: pytest.LogCaptureFixture, act: Any, why: str) -> None:
 def test_a_row_more_is_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     nodes = Nodes(tmp_path)
     before = nodes.gradient()
+    kept = {f: f.stat().st_mtime_ns for f in tmp_path.rglob("*.releases")}
     assert np.array_equal(nodes.gradient(), before)  # the same again is no news
+    assert kept
+    assert kept == {f: f.stat().st_mtime_ns for f in kept}
     A, b = nodes.tables[1]
     nodes.tables[1] = np.vstack([A, EXTRA[0]]), np.append(b, EXTRA[1])
     unseen(caplog, nodes.run, "a difference of 1 rows")
