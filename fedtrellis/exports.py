@@ -175,7 +175,7 @@ def pipeline(model: TableModel) -> Any:
     from sklearn.pipeline import Pipeline, make_pipeline
     from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 
-    frame, epoch = pd.DataFrame, pd.Timestamp(0, tz="UTC")
+    frame, epoch = pd.DataFrame, pd.Timestamp(0, tz="UTC").as_unit("us")
     iso: Any = {"func": pd.to_datetime, "format": "ISO8601", "utc": True}
 
     def step(act: Any, **given: Any) -> Any:
@@ -183,7 +183,7 @@ def pipeline(model: TableModel) -> Any:
 
     days = [
         *(step(frame.apply, **iso), step(frame.sub, other=epoch)),
-        step(frame.div, other=pd.Timedelta(days=1)),
+        step(frame.div, other=pd.Timedelta(days=1).as_unit("us")),
     ]
     # without blanks around, and whole numbers without a point, as categories are
     texts = [step(frame.convert_dtypes), step(frame.astype, dtype=str)]

@@ -118,7 +118,7 @@ def read_frame(
     frame, encoding = None, "utf-8-sig"
     with suppress(ValueError, *UNPACKING_ERRORS):  # a ParserError is a ValueError, too
         with open_packed(path) as file:
-            first = file.readline()
+            first = file.readline().split(b"\r", 1)[0]
         if not separator:
             # a line of names has nothing else as often
             options["sep"] = max(",;\t|", key=lambda one: first.count(one.encode()))
@@ -127,12 +127,26 @@ def read_frame(
         except UnicodeDecodeError:  # as spreadsheets on Windows write it
             encoding = "cp1252"
             frame = read(encoding)
-        cells = frame.drop(columns=[*texts], errors="ignore")
+        # blanks around a name are no part of it
+        blank = [n for n in frame if str(n).strip() in texts and n not in texts]
+        if blank:
+            options["dtype"] |= dict.fromkeys(blank, str)
+            frame = read(encoding)
+        cells = frame.drop(columns=[*options["dtype"]], errors="ignore")
         cells = cells.select_dtypes(exclude=_NO_TEXTS)
-        columns = [cells[name].dropna().astype(str) for name in cells]
-        commas = any(len(c) and c.str.fullmatch(_COMMA).all() for c in columns)
+        commas = []
+        for name in cells:
+            c = cells[name].dropna().astype(str)
+            number = c.str.fullmatch(_COMMA)
+            if c.str.contains(",").any() and number.mean() >= 1.0 - _BAD_SHARE:
+                commas.append(name)
         if commas and options["sep"] != ",":
             frame = read(encoding, decimal=",")
+            for name in commas:
+                if (c := frame[name]).dtype.kind not in "biuf":
+                    # a cell that is no number leaves its column texts
+                    points = c.str.replace(",", ".", regex=False)
+                    frame[name] = c.where(~c.str.fullmatch(_COMMA, na=False), points)
     # a row with more fields than there are names has its first as its own name
     if frame is None or frame.empty or not isinstance(frame.index, pd.RangeIndex):
         # outside of the except: a chained exception could quote the file
@@ -171,10 +185,11 @@ def _as_days(values: pd.Series) -> tuple[Array, NDArray[np.bool_]]:
     if values.dtype.kind in "biuf":  # a year or an hour is a number
         return np.full(len(values), np.nan), ~values.isna().to_numpy()
     read = partial(pd.to_datetime, values, errors="coerce", utc=True)
-    dates = read(format="ISO8601")
-    if dates.isna().all():
-        dates = read(format="%d.%m.%Y")
-    days = (dates - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
+    # in microseconds, as nanoseconds end with the year 2262
+    iso, german = (read(format=one).dt.as_unit("us") for one in ("ISO8601", "%d.%m.%Y"))
+    dates = iso.fillna(german)
+    epoch, day = pd.Timestamp(0, tz="UTC").as_unit("us"), pd.Timedelta(days=1)
+    days = (dates - epoch) / day.as_unit("us")
     return days.to_numpy(np.float64), (dates.isna() & ~values.isna()).to_numpy()
 
 
@@ -431,6 +446,13 @@ class Preparation:
             return None
         about = {"target": target, "classes": classes, "offset": offset, "rows": rows}
         pooled = pool([Moments(*one) for one in features])
+        if scaling == "unit-columns":  # a norm counts rows, whatever these weigh in F
+            shown = (
+                one["rows"] * np.any(of[0])
+                for one, of in zip(found, targets, strict=True)
+            )
+            each = sum(shown) / weight.sum()
+            pooled = Moments(pooled.weight * each, pooled.mean, pooled.spread * each)
         about["spread"] = tuple(spread.tolist())
         return cls.of_moments(columns, pooled, scaling, **about)
 
@@ -461,6 +483,10 @@ class Preparation:
         for column in self.columns:
             if column.name not in frame:
                 raise SettingsError(f"the table has no column {column.name!r}")
+            codes = any(re.match(r"0\d", text) for text in column.categories)
+            if codes and frame[column.name].dtype.kind in "iuf":
+                what = f"column {column.name!r}: 007 is not 7"
+                raise SettingsError(f"{what}; read it as texts (dtype=str)")
             bad = column.bad(frame[column.name])
             if bad.any():
                 row = f"row {int(bad.argmax()) + 1}, column {column.name!r}"

@@ -229,7 +229,12 @@ class Classification(ImageTask, NetworkTask):
         choices=(*DATASETS, NODES),
     )
     model: str = setting("mclr", "the model", choices=("mclr", "dnn", *_CNNS))
-    split: str = setting("mnist", "EMNIST's split", choices=tuple(EMNIST_CLASSES))
+    split: str = setting(
+        "mnist",
+        "EMNIST's split",
+        choices=tuple(EMNIST_CLASSES),
+        only={"dataset": ("emnist",)},
+    )
     partition: str = setting(
         "iid",
         "how examples are dealt to clients; 'natural' with synthetic data only",
@@ -486,7 +491,10 @@ class Characters(Nonconvex, NetworkTask):
         choices=("iid", "labels", "dirichlet"),
     )
     labels_per_client: int = setting(
-        1, "sources, of four, that a client holds, with partition = 'labels'", minimum=1
+        1,
+        "sources, of four, that a client holds, with partition = 'labels'",
+        minimum=1,
+        only={"partition": ("labels",)},
     )
     train_passages: int = setting(
         2000, "training passages of all clients, as many of each source", minimum=1

@@ -411,7 +411,10 @@ class LogisticRegression(PartitionedTask):
 
     # There are two labels: a base class's 3 would never do.
     labels_per_client: int = setting(
-        1, "labels a client holds, with partition = 'labels'", minimum=1
+        1,
+        "labels a client holds, with partition = 'labels'",
+        minimum=1,
+        only={"partition": ("labels",)},
     )
     dataset: str = setting(
         "breast-cancer",

@@ -58,8 +58,9 @@ def compute(options: Options, name: str) -> dict[str, Any]:
     ]
 
     def config(case: Case, chosen: Mapping[str, float], limit: int) -> dict[str, Any]:
+        dealt = {k: v for k, v in base.items() if "labels-per-client" not in k}
         return {
-            **base,
+            **(base if case[0] == "labels" else dealt),
             **data.methods[case[2]][0],
             **chosen,
             "local-steps": STEPS,

@@ -683,10 +683,16 @@ class PartitionedTask(Task):
         choices=("iid", "labels", "dirichlet"),
     )
     labels_per_client: int = setting(
-        3, "labels a client holds, with partition = 'labels'", minimum=1
+        3,
+        "labels a client holds, with partition = 'labels'",
+        minimum=1,
+        only={"partition": ("labels",)},
     )
     alpha: float = setting(
-        0.5, "concentration α, with partition = 'dirichlet'", above=0.0
+        0.5,
+        "concentration α, with partition = 'dirichlet'",
+        above=0.0,
+        only={"partition": ("dirichlet",)},
     )
 
     label_kind: ClassVar[Any] = "class"

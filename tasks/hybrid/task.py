@@ -474,7 +474,12 @@ class HybridSVM(HybridTask):
     loss: str = setting(
         "hinge", "the loss", choices=("hinge", "smoothed-hinge", "squared")
     )
-    smoothing: float = setting(1.0, "width of the smoothed hinge's parabola", above=0.0)
+    smoothing: float = setting(
+        1.0,
+        "width of the smoothed hinge's parabola",
+        above=0.0,
+        only={"loss": ("smoothed-hinge",)},
+    )
 
 
 @dataclass(frozen=True)
@@ -526,7 +531,12 @@ class HybridLinear(HybridTask):
     class_weight: str = setting(
         "", "what samples of a class count: 'balanced', or such as 'no:1, yes:5'"
     )
-    smoothing: float = setting(1.0, "width of the smoothed hinge's parabola", above=0.0)
+    smoothing: float = setting(
+        1.0,
+        "width of the smoothed hinge's parabola",
+        above=0.0,
+        only={"loss": ("smoothed-hinge",)},
+    )
 
     required_options: ClassVar[tuple[str, ...]] = (
         *("l1_ratio", "free_feature", "classes", "class_weight"),

@@ -5,6 +5,7 @@ import logging
 import lzma
 import re
 import struct
+import tomllib
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,51 +36,8 @@ COUNTED = replace(DIGITS, features=1, weight_column="count")
 # what a row holds in the tests below, and nobody may be told
 SECRETS = ("s3cret", "77.125", "patient-9", "Ünseen")
 
-CSV: list[tuple[str | bytes, Schema, str]] = [
-    ("", TWO, "cannot be read as a csv table"),
-    ("77.125,s3cret,3\n1,2,3\n", TWO, "no column 'label'"),
-    ("77.125,3\n1,2\n", BARE, "there are numbers in it"),
-    ("s3cret,age,label\n1,2,3\n", NAMED, "column 1 is not among data.feature-names"),
-    ("age,label\n77.125,1\n", NAMED, "no column 'weight'"),
-    ("a,a,label\n1,2,no\n", TWO, "columns 1 and 2 have one name"),
-    ("a,,label\n1,2,no\n", TWO, "column 2 has no name"),
-    ("a,b,c,label\n1,2,3,no\n", TWO, "3 feature columns; data.features says 2"),
-    ("a,b,label\n", TWO, "cannot be read as a csv table"),
-    ("a,b,label\n1,2,no\n1,s3cret,no\n", TWO, "row 2, column 'b': must be a finite"),
-    ("a,b,label\n1,2,no\n1,,no\n", TWO, "row 2, column 'b': is empty"),
-    ("label,a,b\nno,1,2\nno,-inf,77.125\n", TWO, "row 2, column 'a': must be a finite"),
-    ("a,b,label\n1,١,no\n", TWO, "row 1, column 'b': must be a finite"),
-    (b"a,b,label\n1,\xff77.125,no\n", TWO, "row 1, column 'b': must be a finite"),
-    ("a,b,label\n1,2,s3cret\n", TWO, "row 1, column 'label': is not among the labels"),
-    ("a,b,label\n1,2,3\n1,2,inf\n", NUMBERS, "row 2, column 'label': must be a finite"),
-    ("a,b,label\n1,2\n", TWO, "row 1, column 'label': is empty"),
-    ("a,b,label\n1,2,no,s3cret\n", TWO, "cannot be read as a csv table"),
-    ('a,b,label\n1,2,no\n1,"s3cret,no\n', TWO, "cannot be read as a csv table"),
-    ("id,a\npatient-9,1\npatient-9,3\n", SPLIT, "row 2, column 'id': is the id of"),
-    ("id,a\n ,1\n", SPLIT, "row 1, column 'id': is empty"),
-    ("a,label\n1,1\n", SPLIT, "no column 'id'"),
-    ("id,label\nA,1\n", SPLIT, "names no feature"),
-    ("id,a,b,c,d\nA,1,2,3,4\n", SPLIT, "4 feature columns; data.features says 3"),
-    ("a,label\n1,0\n", COUNTED, "the first line has no column 'count'"),
-    ("a,label,count\n1,0,\n", COUNTED, "row 1, column 'count': is empty"),
-    ("a,label,count\n1,0,-1\n", COUNTED, "'count': must be 0 or a finite number from"),
-    (
-        "a,label,count\n1,0,1e-9\n",
-        COUNTED,
-        "'count': must be 0 or a finite number from",
-    ),
-]
-LINE = "line {}: must be a label and index:value pairs of finite numbers"
-LIBSVM: list[tuple[str, Schema, str]] = [
-    ("", DIGITS, "no examples"),
-    ("77.125 1:1\n", DIGITS, "row 1, column 'label': is not among the labels"),
-    ("0 1:1\n1 1:s3cret\n", DIGITS, LINE.format(2)),
-    ("s3cret 1:1\n", DIGITS, LINE.format(1)),
-    ("0 0:77.125\n", DIGITS, LINE.format(1)),
-    ("0 1:1\n\n0 3:77.125\n", DIGITS, LINE.format(3)),
-    ("0 2:1 1:77.125\n", DIGITS, LINE.format(1)),
-    ("0 1:77.125\n", NAMED, "no names for features"),
-]
+TEXTS = tomllib.loads(Path(__file__).with_name("bad_files.toml").read_text("utf-8"))
+LATIN = b"a,b,label\n1,\xff77.125,no\n", "TWO", "row 1, column 'b': must be a finite"
 NPZ: list[tuple[dict[str, Any], Schema, str]] = [
     ({"features": [["s3cret"]]}, TWO, "'features' must be of numbers"),
     ({"features": [[1, 77.125, 3]], "labels": ["no"]}, TWO, "3 feature columns"),
@@ -98,18 +56,6 @@ NPZ: list[tuple[dict[str, Any], Schema, str]] = [
     ),
     # Python objects are not unpickled
     ({"features": [["s3cret", None]]}, TWO, "cannot be read as an archive"),
-]
-RATINGS = [
-    ("", "cannot be read"),
-    ("1\t2\t3\t4\n1\ts3cret\t3\t4\n", "row 2, column 'item': must be a finite"),
-    ("77.125\t1\t3\n", "row 1, column 'user': must be a whole number from 1 to 9"),
-    ("1\t1\n", "row 1, column 'rating': is empty"),
-]
-ASSIGNMENTS = [
-    ("", "must start with the order"),
-    ("2\n1 2 3 4\n5 6 7", "asks for 8 entries of A and B, the file has 7"),
-    ("2\n1 2 3 4\n5 s3cret 7 8", "finite numbers, and nothing else"),
-    ("2\n1 2 3 4\n0 0 0 0", "zeros only"),
 ]
 BITS = "0;" * 1024 + "negative\n"
 VARIABLES = "ID_code,target," + ",".join(f"var_{i}" for i in range(200)) + "\n"
@@ -165,11 +111,14 @@ def table(schema: Schema) -> Callable[[Path], Any]:
 
 #: A file's name, what is in it, its reader, and what that says.
 FAULTS: list[tuple[str, Any, Callable[[Path], Any], str]] = [
-    *(("a.csv", text, table(schema), match) for text, schema, match in CSV),
-    *(("a.libsvm", text, table(schema), match) for text, schema, match in LIBSVM),
+    *(
+        (f"a.{form}", text, table(globals()[schema]), match)
+        for form in ("csv", "libsvm")
+        for text, schema, match in (*TEXTS[form], *[LATIN] * (form == "csv"))
+    ),
     *(("a.npz", arrays, table(schema), match) for arrays, schema, match in NPZ),
-    *(("u.data", text, ratings, match) for text, match in RATINGS),
-    *(("a.dat", text, assignment, match) for text, match in ASSIGNMENTS),
+    *(("u.data", text, ratings, match) for text, match in TEXTS["ratings"]),
+    *(("a.dat", text, assignment, match) for text, match in TEXTS["assignments"]),
     *(("t", text, partial(load_table, name), match) for name, text, match in TABLES),
     *(("x", data, images, match) for data, match in IDX),
     *(

@@ -31,7 +31,14 @@ import sim
 from fedtrellis.app.command_line import read_config
 from fedtrellis.command_line import main
 from fedtrellis.settings import SettingsError
-from fedtrellis.tables import Column, agree, describe, expand
+from fedtrellis.tables import (
+    Column,
+    Preparation,
+    agree,
+    describe,
+    expand,
+    summarise,
+)
 from tasks.base import DataFileError
 from tasks.data.readers import read_own_table
 from tasks.data.table import Schema
@@ -91,6 +98,34 @@ def test_a_bad_row_is_refused_or_counted(tmp_path: Path, logged: list[str]) -> N
     table = read_own_table((schema, (5, "drop")), path)
     assert len(table.features) == len(table.targets) == 38
     assert "2 of 40 rows are left out" in " ".join(logged)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "last"),
+    [
+        ("since,label\n" + "2020-01-01,1\n" * 20 + "9999-12-31,0\n", "date", 2932896),
+        ("since,label\n" + "31.12.2020,1\n" * 20 + "2020-12-30,0\n", "date", 18626),
+        ("dose;label\n" + "1,5;1\n" * 20 + "k.A.;0\n", "number", 1.5),
+        ("dose,label\r" + "1.5,1\r" * 20 + "2.0,0", "number", 2.0),
+    ],
+)
+def test_a_column_is_what_nearly_all_cells_are(
+    tmp_path: Path, text: str, kind: str, last: float
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(text.encode())
+    table = read_own_table((Schema(0, target="class"), (5, "drop")), path)
+    assert [column.kind for column in table.columns or ()] == [kind]
+    assert table.features[-1] == last
+
+
+def test_norms_count_rows_however_the_owners_weigh() -> None:
+    A, y = np.random.default_rng(0).normal(3.0, 2.0, (60, 2)), np.zeros(60)
+    found = [summarise(a, y[:20], np.full(20, 1 / 20)) for a in np.split(A, 3)]
+    columns = [Column(name, "number") for name in "ab"]
+    made = Preparation.of_owners(columns, found, "unit-columns", target="y")
+    assert made is not None
+    assert made.deviations == pytest.approx(np.linalg.norm(A, axis=0))
 
 
 def run(
@@ -227,6 +262,7 @@ def test_a_record_predicts_as_scikit_learn_does(
     found = printed["probability of yes"].to_numpy()
     assert found == pytest.approx(shares[:, 1], abs=1e-6)
     refused(r"^none.csv: there is no file$", lambda: model.predict("none.csv"))
+    refused("007 is not 7", lambda: model.predict(rows.assign(colour=10)))
     with pytest.raises(SettingsError, match="the table has no column 'größe__cm'"):
         model.predict(rows.drop(columns="größe__cm"))
     # no row of the table is in the record

@@ -197,32 +197,6 @@ def test_what_is_left_out_of_any_matrix(
 NUMBERS: dict[str, Any] = {"loss": "squared", "dataset": "diabetes"}
 
 
-@pytest.mark.parametrize(
-    ("n", "settings", "match"),
-    [
-        (10, {"sample_groups": 3}, "sample-groups = 3 .* do not suit 10 clients"),
-        (6, of("horizontal", feature_groups=2), "feature-groups = 2"),
-        (66, of("vertical"), "66 feature groups, and it has 65 features"),
-        (4, {"positive_class": 10}, r"positive-class = 10 .* allowed: -1, 0, 1, "),
-        (4, {"test_fraction": 1e-4}, "test-fraction = 0.0001 does not suit"),
-        (
-            65,
-            of("entries", sample_groups=1, train_limit=1, test_fraction=0.0),
-            "leaves client .* of 65 without training data",
-        ),
-        (6, {"loss": "hinge", "dataset": "diabetes"}, "allowed: digits"),
-        (6, {"loss": "poisson"}, "allowed: diabetes, file, nodes"),
-        (6, {**NUMBERS, "positive_class": 3}, "= 3 does not suit labels that are num"),
-        (6, {"classes": "all", "loss": "squared"}, "allowed: hinge, smoothed-hinge, l"),
-        (6, {"classes": "all", "dataset": "breast-cancer"}, "of them; allowed: 'two'"),
-        (6, {"classes": "all", "positive_class": 3}, "-class = 3 does not suit"),
-        (6, {"free_feature": "age"}, "free-feature = 'age' is not the name"),
-    ],
-)
-def test_settings_that_do_not_fit(n: int, settings: dict[str, Any], match: str) -> None:
-    refused(match, lambda: HybridLinear(n, 0, **settings).check())
-
-
 def test_libsvm_files(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     lines = [f"{1 + i % 5} {1 + i % 3}:1.5 {4 + rng.integers(3)}:-2" for i in range(60)]
