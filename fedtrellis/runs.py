@@ -277,7 +277,7 @@ def list_runs(options: argparse.Namespace) -> None:
 def print_runs(runs: Sequence[Run]) -> None:
     """Print a line for the runs of each setting, with the first one's record.
 
-    A dead or interrupted run has a line more, of how to go on.
+    A dead, interrupted or failed run has a line more, of how to go on.
     """
     if not runs:
         print("no runs yet")
@@ -285,9 +285,10 @@ def print_runs(runs: Sequence[Run]) -> None:
     groups, lines = grouped(runs), [("status", "rounds", "seeds", "loss", "record")]
     for group in groups:
         ended = [run.summary for run in group if run.status in ENDINGS]
-        summaries = ended or [run.summary for run in group]
+        # of one that goes on, or is dead, the summary may be old
+        summaries = ended or [summarise(run.history) for run in group]
         losses = [each.get("metrics", {}).get("loss", math.nan) for each in summaries]
-        rounds = [run.summary.get("rounds", 0) for run in group]
+        rounds = [run.history[-1].round if run.history else 0 for run in group]
         first, last = min(rounds), max(rounds)
         status = _statuses([run.status for run in group])
         span = str(first) if first == last else f"{first}–{last}"
@@ -301,7 +302,7 @@ def print_runs(runs: Sequence[Run]) -> None:
         cells = [cell.ljust(w) for cell, w in zip(line, widths, strict=True)]
         print(" ".join(cells).rstrip())
         for run in group:
-            if run.status in ("dead", "interrupted"):
+            if run.status in ("dead", "interrupted", "failed"):
                 how = run.summary.get("resume", f"fedtrellis resume {run.directory}")
                 there = (run.directory / "checkpoint.npz").is_file()
                 how = f"to go on: {how}" if there else "no checkpoint: start it again"

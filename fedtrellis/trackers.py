@@ -257,12 +257,13 @@ class OpenMetrics(Tracker):
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._server: Any = None
-        self.close("running")
+        self._status, self._time = "running", time.time()
         if self.port:
             from prometheus_client import start_http_server
 
             served = start_http_server(self.port, "127.0.0.1", self._registry)
             self._server = served[0]
+        self.close("running")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Add the round to the totals."""

@@ -174,21 +174,28 @@ class App:
         task = kind.from_config(config, 1, 0)
         hidden = config["aggregation"] in ("secure-sum", "private")
         hidden |= config["privacy"] != "none"
-        hidden |= task.split_data  # whose nodes have methods of their own
-        wanted = task.prepares and task.on_nodes and task.nodes.prepare
-        if config[_AGREED_KEY] or hidden or not wanted:
+        # nodes of split data have methods of their own
+        wanted = task.prepares and task.on_nodes and not task.split_data
+        wanted &= task.nodes.prepare
+        if config[_AGREED_KEY] or not wanted:
             return dict(config)
-        kept: list[bool] = []
+        kept: list[bool] = [hidden]
 
         def known(asked: str) -> list[dict[str, Any]]:
             found = ask(asked)
             kept.extend(one is None for one in found)
             return [one for one in found if one is not None]
 
-        agreed = task.agree_on_tables(known)
+        agreed = "" if hidden else task.agree_on_tables(known)
         if any(kept):
-            agreed, why = "", "a node keeps its means, or its file has no columns"
-            log(INFO, "features are taken as they are: %s", why)
+            why = "features are taken as they are, as nodes keep their means (secure "
+            why += "sums, noise or keys), or a file has no columns"
+            if task.nodes.categories or task.nodes.bad_rows != "refuse":
+                raise SettingsError(
+                    f"data.categories or data.bad-rows is set, and {why}"
+                )
+            agreed = ""
+            log(INFO, why)
         return {**config, _AGREED_KEY: agreed}
 
     def run(

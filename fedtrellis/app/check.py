@@ -17,6 +17,7 @@ from fedtrellis.encryption.certificates import node_key, reach, server_certifica
 from fedtrellis.encryption.identity import shown
 from fedtrellis.encryption.node_secrets import NodeSecrets
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.summing import check_batches, check_exposed
 
 
 def add_check_options(parser: argparse.ArgumentParser) -> None:
@@ -96,6 +97,13 @@ def _data(config: Mapping[str, Any], node: Mapping[str, Any]) -> str:
     config = app.settled(config, lambda asked: [task.table_summary(node, asked)])
     experiment = app.experiment(config)
     own: dict[str, Any] = {"node_config": dict(node), "run_config": config}
-    experiment.node(Context(run_id=0, node_id=0, state=RecordDict(), **own))
+    context = Context(run_id=0, node_id=0, state=RecordDict(), **own)
+    client, method = experiment.node(context), experiment.settings
+    if config["aggregation"] == "secure-sum":
+        asked = {k.replace("_", "-"): v for k, v in method.items() if v is not None}
+        noise = config["secure-sum.noise-multiplier"]
+        check_batches(context, {**asked, "sum-deviation": noise})
+    elif not getattr(client, "hides_by_itself", False):
+        check_exposed(context, "fit")
     rows, columns = experiment.task.node_attributes(node)["rows"].parts[0].shape
     return f"{node['data']}: {rows} rows, {columns} features for {config['method']}"

@@ -146,6 +146,10 @@ class Experiment:
         name, radius = chosen.name, run.radius
         if radius and not chosen.has_radius():
             raise SettingsError(f"radius = {radius}: {name} has none; allowed: 0")
+        shapes = self.layout.shapes
+        if run.layers == "product" and (len(shapes) < 2 or name == WholeSpace.name):
+            why = f"is for sets of several arrays; here domain is {name!r}, of "
+            raise refused("layers", run.layers, f"{why}{len(shapes)}", ["whole"])
         registry.refuse_foreign(self.config, domain=name)
         self.own_config = registry.without_foreign(self.config, domain=name)
         if issubclass(chosen, WholeSpace):
@@ -164,14 +168,13 @@ class Experiment:
             free = "" if method._bounded else f", or domain = {WholeSpace.name!r}"
             why = f"task {task.name!r} has none of its own for domain {name!r}"
             raise SettingsError(f"radius = {run.radius}: {why}; set one above 0{free}")
-        shapes = self.layout.shapes
         try:
             domain: Domain = chosen.from_config(self.config, radius)
-            if run.layers == "product" and len(shapes) > 1:
+            if run.layers == "product":
                 domain = Product([domain] * len(shapes), list(shapes))
             domain = task.model_set(domain)
             domain.check_shape(self.layout.point_shape)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise SettingsError(f"domain = {name!r}: {error}") from None
         return domain
 

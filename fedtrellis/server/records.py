@@ -41,7 +41,7 @@ from fedtrellis.server.callbacks import (
     how_it_ended,
     summarise,
 )
-from fedtrellis.settings import SettingsError, need
+from fedtrellis.settings import AUTO, SettingsError, need
 from fedtrellis.signals import Interrupted, deferred, signals_interrupt
 from fedtrellis.wire.arrays import decode
 from fedtrellis.wire.broadcast import ModelBroadcast
@@ -91,6 +91,12 @@ class History(Callback):
             raise
         self.rounds.append(record)
 
+    def on_end(self, strategy: Any, result: Result) -> None:
+        """After a stop write all anew: its round is evaluated for who comes later."""
+        if strategy.ending == "stopped":
+            with replacing(self.history) as file:
+                file.writelines(map(_line_of, self.rounds))
+
 
 def _line_of(record: RoundRecord) -> bytes:
     return f"{json.dumps(record.to_dict())}\n".encode()
@@ -120,6 +126,7 @@ def to_toml(config: Mapping[str, Any], in_order: bool = False) -> str:
 
     def written(value: Any) -> str:
         value = value.item() if isinstance(value, np.generic) else value
+        value = AUTO if value is None else value
         if isinstance(value, float):
             return repr(value)  # JSON's infinities have other names
         # JSON leaves U+007F as it is, TOML does not
@@ -218,6 +225,7 @@ class RunRecord(History):
 
     def on_end(self, strategy: Any, result: Result) -> None:
         """Write model, summary and, where it is wanted, the picture."""
+        super().on_end(strategy, result)
         arrays: dict[str, Any] = {n: decode(one) for n, one in result.arrays.items()}
         with replacing(self.directory / "model.npz") as file:
             np.savez(file, **arrays)
@@ -535,7 +543,8 @@ def sim_command(directory: Path, node_configs: Sequence[str], program: str) -> s
 
 def flwr_command(directory: Path, nodes: int = 0) -> str:
     """The ``flwr run`` that goes on from a record; with so many simulated nodes."""
-    words = ["flwr", "run", ".", "--stream"]
+    # what the user calls a deployment's SuperLink is not known here
+    words = ["flwr", "run", ".", *([] if nodes else ["CONNECTION"]), "--stream"]
     if nodes:
         words += ["--federation-config", f"num-supernodes={nodes}"]
     return shlex.join([*words, "--run-config", str(directory / "resume.toml")])

@@ -93,7 +93,8 @@ def search(options: argparse.Namespace) -> None:
         pruner=check_choice("--pruner", options.pruner, tuning.PRUNERS),
     )
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        # two searches that begin in one second have one name
+        out.mkdir(parents=True, exist_ok=bool(options.out))
         study = what.study()
     except Exception as error:  # SQLAlchemy's own, among others
         text = f"--out {out} cannot be used: {one_line(error)}"

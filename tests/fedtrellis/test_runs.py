@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import shutil
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -152,6 +153,11 @@ def test_what_was_cut_short_is_counted_and_not_averaged(
     assert main(["runs", str(folder)]) == 0
     assert f"1 diverged, 2 round limit {ROUNDS} " in capsys.readouterr().out
     assert spread(kept) in shown
+    # a killed run's summary is as old as its last checkpoint
+    summary.write_text('{"status": "running", "rounds": 0, "process": {}}')
+    os.utime(summary, (0, 0))
+    main(["runs", str(folder)])
+    assert re.search(f"dead +{ROUNDS} ", capsys.readouterr().out)
 
 
 def test_runs_on_different_data_are_refused_by_what_differs(

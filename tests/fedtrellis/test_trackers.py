@@ -122,8 +122,10 @@ def test_a_run_serves_its_metrics_until_it_ends(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        begun = Scrape(path, port=port), OpenMetrics(path, port=taken.getsockname()[1])
+        other = OpenMetrics(tmp_path / "other", port=taken.getsockname()[1])
+        begun = Scrape(path, port=port), other
         refused("OpenMetrics cannot start", lambda: play(*begun))
+    assert not (tmp_path / "other").exists()
     with pytest.raises(URLError):  # nor the one that had begun
         urlopen(address, timeout=10)
 

@@ -16,7 +16,7 @@ from fedtrellis.encryption.identity import write_identity, write_roster
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 ROWS = 'task="logistic-regression" logistic-regression.dataset="nodes"'
-SECURE = f'{ROWS} method="fedavg" aggregation="secure-sum" data.features=30'
+SECURE = f'{ROWS} method="fedavg-gd" aggregation="secure-sum" data.features=30'
 TLS = "--root-certificates tls/ca.crt --server tls/server.crt tls/server.key"
 NODE = 'client-id="a" data="{}/{}"'
 
@@ -63,6 +63,9 @@ def test_what_is_in_order_is_a_line_each(
         assert found in output
 
 
+KEYED = f'{NODE.format("{}", "data/rows/node-1.csv")} identity-file="a.key"'
+KEYED += ' roster-file="roster"'
+
 #: Options but the next two, the node's config, the run's, and what is wrong.
 FAULTS = [
     (f"{TLS} --superlink 127.0.0.2:1", "", "", "not valid for '127.0.0.2'"),
@@ -82,6 +85,8 @@ FAULTS = [
     ("", NODE.format("/gone", "x.csv"), ROWS, "there is none"),
     ("", NODE.format("{}", "labels.csv"), ROWS, "labels.csv, row 6, column 'label'"),
     ("", NODE.format("{}", "data/rows/node-1.csv"), SECURE, "and no key"),
+    ("", KEYED, ROWS, "its fit would travel in the clear"),
+    ("", KEYED, SECURE.replace("-gd", ""), "over mini-batches single out rows"),
     ("", 'client-id="a"', 'task="digits"', "needs no file of a node"),
     ("", 'client-id="a"', "fedfw.stepsize=1", "fedfw.stepsize"),
 ]

@@ -139,6 +139,15 @@ def test_any_config_comes_back_from_its_toml(config: Config) -> None:
         k: v if isinstance(v, str) else np.array(v)[()] for k, v in config.items()
     }
     assert to_toml(arrays) == to_toml(config)
+    assert to_toml({"rounds": None}) == 'rounds = "auto"\n'
+
+
+def test_a_history_has_what_is_evaluated_after_a_stop(tmp_path: Path) -> None:
+    late: Config = {"evaluate_every": 10, "callbacks": [RunRecord(tmp_path, CONFIG)]}
+    late["callbacks"].append(Call(lambda record: record.round == 3))
+    strategy, _ = run(9, **late)
+    assert strategy.history[-1].evaluation
+    assert history_of(tmp_path)[-1] == strategy.history[-1].to_dict()
 
 
 def test_a_folder_that_is_a_dangling_link_is_no_folder(tmp_path: Path) -> None:

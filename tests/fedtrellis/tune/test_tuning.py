@@ -29,7 +29,6 @@ from fedtrellis.server.callbacks import RoundRecord
 from fedtrellis.tune.grey_relational import pareto_front, ranked
 from fedtrellis.tune.metrics import divergence, measure
 from fedtrellis.tune.study import read_space
-from tests.harness import refused
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -94,26 +93,6 @@ def test_a_search_file_s_distributions_have_the_defaults_types(tmp_path: Path) -
     # what finds itself says nothing of its kind
     auto = {"own": FloatDistribution(1.0, 10.0, log=True)}
     assert space(tmp_path, "own = {low = 1, high = 10}") == (auto, None)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("step.values = [1]", r"'step' is not known \(did you mean 'steps'"),
-        ("steps = 3", "steps = 3 must be a table"),
-        ("steps.values = [1.5]", "steps = 1.5 must be a whole number"),
-        ("size.values = [nan]", "size = nan must be a number"),
-        ("name.low = 1", "name: its default 'a' is no number; give values"),
-        ("size = {low = 2, high = 1}", "size: .*low=2.0, high=1.0"),
-        ("size = {low = 1, hihg = 2}", r"'hihg' is not known \(did you mean 'high'"),
-        ("size = {low = 1, values = [2]}", "entry = 'low' is not known; .* values"),
-        ("trials = 0\nsize.values = [1]", "trials = 0 must be .* at least 1"),
-        ("trials = 5", "names no key"),
-        ("size = ", "Invalid value"),
-    ],
-)
-def test_bad_search_files_are_named(tmp_path: Path, text: str, message: str) -> None:
-    refused(message, lambda: space(tmp_path, text))
 
 
 APP = """
