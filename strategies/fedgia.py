@@ -97,7 +97,7 @@ class FedGiA(RoundStrategy):
     dtypes = DTYPES
 
     keep_model = False
-    _state_settings = ("hessian", "l1", "l2", "lower", "upper")
+    _state_settings = ("sigma", "sigma_scale", "hessian", "l1", "l2", "lower", "upper")
     _beside_f = ("_h",)
 
     sigma: float | None = setting(
@@ -173,9 +173,6 @@ class FedGiA(RoundStrategy):
         if not lower < upper:
             raise refused("lower", lower, f"must be less than upper = {upper}")
         self._h = Separable(self.l1, self.l2, lower, upper)
-        if self.sigma is None and getattr(self.aggregator, "clip", None) is not None:
-            why = "does not apply beside a clip, which would cut what σ comes from"
-            raise refused("sigma", "auto", why, ["numbers above 0"])
 
     def _check_aggregation(self) -> None:
         """Where σ is adapted the z_i of a round are all of one x."""
@@ -242,7 +239,8 @@ class FedGiA(RoundStrategy):
             why = properties.get("lipschitz-problem", f"it sent {r!r}")
             what = "gives no Lipschitz constant of its gradient"
             raise SettingsError(f"client {name} {what}: {why}; or set sigma")
-        sent = properties.get("majoriser", np.float64(r).tobytes())
+        # as large as the model, and of no more use
+        sent = properties.pop("majoriser", np.float64(r).tobytes())
         fits = isinstance(sent, bytes) and len(sent) in (8, 8 * size)
         diagonal = np.frombuffer(sent, dtype="<f8") if fits else np.zeros(1)
         good = diagonal.min() >= 0.0 and 0.0 < diagonal.max() < inf
@@ -321,9 +319,7 @@ class FedGiA(RoundStrategy):
         else:
             answered = [self._index[name] for name in answers]
             adapted.note(answered, self._without_admm(server_round))
-            # 16 bits of a z_i hide the gradient
-            precise = self.broadcast.layout.dtype in ("float64", "float32")
-            known = precise and not self.aggregator.robust
+            known = not self.aggregator.robust
             if known and adapted.waits:
                 return {}
             mean = self._mean_of_z().reshape(-1)
@@ -389,12 +385,11 @@ class FedGiA(RoundStrategy):
         return self._residual_of_z() if adapted is None else adapted.residual
 
     def converged(self) -> bool:
-        """Whether the residual is at most n · tolerance, unless it is no gradient's."""
+        """Whether the residual is at most n · tolerance."""
         if self._adapted is not None:
             return self._adapted.stopped
         bound = self.tolerance * self.broadcast.model.size
-        solved = self.tolerance > 0.0 and self.residual() <= bound
-        return solved and not self.aggregator.robust
+        return self.tolerance > 0.0 and self.residual() <= bound
 
     def _diverged(self, risen: str) -> str:
         """A loss that rose and is all of F, or how the residual of a fixed σ did."""
@@ -435,16 +430,7 @@ class FedGiA(RoundStrategy):
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`; the clients' π_i are good for their own σ only."""
-        sigma, adapted = float(state["sigma"]), "scale" in state
-        if (adapted and self._adapted is None) or self.sigma not in (None, sigma):
-            had = "adapts it: leave sigma and sigma_scale to 'auto'"
-            was = f"sigma = {self.settled_sigma}, but the run to go on with"
-            raise SettingsError(f"{was} {had if adapted else f'had {sigma}'}")
-        if not adapted and self._adapted is not None:
-            # the run goes on as it began
-            log(INFO, "sigma σ = %.6g, that of the checkpoint", sigma)
-            self._adapted = None
-        self.settled_sigma = sigma
+        self.settled_sigma = float(state["sigma"])
         self._first_residual = float(state["first-residual"])
         self._z, self._changes = np.array(state["z"]), np.array(state["changes"])
         if self._adapted is not None:

@@ -206,11 +206,11 @@ class Robust(Aggregation):
             raise SettingsError(f"{self.name}.liars = {self.liars}: {why}")
 
     def lost(self, answers: int, least: int) -> str:
-        """As for any average; a round's own answers have to be enough for k liars."""
-        if answers >= least and (least == 1 or self.bears(answers) >= self.liars):
+        """As for any average; the answers have to be enough for k liars."""
+        if answers >= least and self.bears(answers) >= self.liars:
             return ""
         few = f"needs at least {least} answers in a round, and enough for"
-        return f"{self.wanted} {few} {self.liars} that lie; this one had {answers}"
+        return f"{self.wanted} {few} {self.liars} that lie; there were {answers}"
 
 
 class Median(Robust):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from logging import WARNING
 from math import ceil
 from typing import Any
@@ -249,9 +250,9 @@ class Conversation(Registry):
             expected["model-version"] = self.strategy.broadcast.version
         todo = [name for name in self.names if name in entries]
         answers: dict[str, Answer] = {}
-        for _ in range(2):
-            self.traffic.waves += 1
+        for tries in count(1):
             wave = {name: entries[name] for name in todo}
+            self.traffic.waves += bool(wave) or tries == 1
             left = None if enough is None else max(0, enough - len(answers))
             replies = self._replies(server_round, kind, wave, timeout, left)
             todo, silent = [], []
@@ -262,7 +263,8 @@ class Conversation(Registry):
                 late = None if name in wave else self.asked.pop(name)
                 answer = self._open(reply, name, late.expected if late else expected)
                 if isinstance(answer, Answer):
-                    answer.basis = late.basis if late else None
+                    before = late and late.expected["server-round"] != server_round
+                    answer.basis = late.basis if late and before else None
                     answers[name] = answer
                 elif answer is None:
                     todo += [] if late else [name]  # else it is asked next round
@@ -272,10 +274,16 @@ class Conversation(Registry):
             if silent:
                 names = listed(sorted(silent, key=identity_order), 20)
                 log(WARNING, "round %d: no answer from client %s", server_round, names)
-            if not todo:
+            for name in todo if tries > 1 else []:
+                self.reject(name, "its state could not be restored")
+            # of answers that are of no use there are not enough
+            short = (
+                enough is not None and len(answers) < enough and self.busy and replies
+            )
+            if tries > 1:
+                todo = []
+            if not (todo or short):
                 break
-        for name in todo:
-            self.reject(name, "its state could not be restored")
         return [answers[name] for name in self.names if name in answers]
 
     def ask_again(

@@ -34,6 +34,7 @@ from fedtrellis.server.aggregation import (
     Cohorts,
     Mean,
     Points,
+    Private,
     Sealed,
 )
 from fedtrellis.server.callbacks import (
@@ -285,7 +286,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         """After the last round, and after a failure: what clients have to clean up."""
 
     def converged(self) -> bool:
-        """Whether the method's own stop rule holds; asked after every round."""
+        """Whether the method's own stop rule holds; asked after a round of a mean."""
         return False
 
     def state(self) -> dict[str, NDArray[Any]]:
@@ -451,7 +452,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         silent, most = conversation.silent, options.max_delay or _MAX_DELAY
         for name in {*self.sampled, *conversation.busy} - {*self.used}:
             silent[name] = silent.get(name, 0) + 1
-            if silent[name] == most:
+            if silent[name] >= most and name not in self.away:
                 self.away.add(name)
                 text = "client %s has been silent for %d rounds: F is of %d of %d now"
                 log(WARNING, text, name, most, len(self._members), self.num_clients)
@@ -528,7 +529,8 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     def _evaluate_clients(self, server_round: int) -> dict[str, float]:
         """Mean of the clients' metrics."""
         loop, conversation = self._loop, self.conversation
-        entries = {name: dict(loop.evaluate_config) for name in self.clients}
+        own = dict(loop.evaluate_config)
+        entries = dict.fromkeys(self.clients, own)
         answers = conversation.ask(server_round, "evaluate", entries, loop.timeout)
         conversation.note_version(*answers)
         return self._mean_evaluation(answers)
@@ -586,6 +588,10 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
             why = "apply beside secure sums or noise"
             need("quorum", [1], why)
             need("local-deadline", [None], why)
+        clip = getattr(self.aggregator, "clip", None)
+        if kind.seen_by == "client" and clip is not None and not self._admits(Private):
+            why = f"does not {method}{beside}, whose clients go on from more than is"
+            raise refused("secure-sum.clip", clip, f"{why} sent", ["auto"])
         if self.needs != "sum":
             need("client_weights", ["equal"], method)
         elif not issubclass(kind, Mean):
@@ -857,7 +863,7 @@ class Loop:
     def _solved(self, server_round: int) -> bool:
         """Whether the method has converged, for all members of F."""
         strategy = self.strategy
-        if not strategy.converged():
+        if not self._at_rest():
             self._solved_since = 0
             return False
         self._solved_since = since = self._solved_since or server_round
@@ -867,6 +873,10 @@ class Loop:
             return True
         known = self.conversation.clients
         return all(known[name].used_round >= since for name in strategy._members)
+
+    def _at_rest(self) -> bool:
+        """Whether the stop rule holds; where a median rests need not be a minimum."""
+        return not self.strategy.aggregator.robust and self.strategy.converged()
 
     def _round(self, server_round: int) -> RoundRecord:
         began = time.perf_counter()
@@ -889,7 +899,7 @@ class Loop:
         due = every and server_round % every == 0
         # whether it has converged takes some methods a pass over all clients
         if every and not due:
-            due = server_round == strategy.num_rounds or strategy.converged()
+            due = server_round == strategy.num_rounds or self._at_rest()
         if due:
             with deferred():  # the round is not finished yet, but the state is the next
                 evaluated = strategy._evaluate_clients(server_round)

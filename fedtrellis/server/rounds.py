@@ -142,16 +142,19 @@ class RoundStrategy(LoopStrategy):
                 conversation.reject(answer.client, str(error))
         answers = [answer for answer in answers if answer.client in checked]
         conversation.note_version(*answers)
-        why = aggregator.lost(len(checked), self._least_answers)
+        count = len(checked)
+        if checked and self._least_answers == 1:  # clients' last vectors count, too
+            count = len({*self._members, *checked})
+        why = aggregator.lost(count, self._least_answers)
         self.used = [] if why else list(checked)
+        if conversation.silent:
+            self._welcome(checked)
         metrics: dict[str, float] | None = None
         if why:
             for name in checked:
                 conversation.reject(name, why)
         else:
             self._loop.whole = None
-            if self.conversation.silent:
-                self._welcome(checked)
             given = checked
             if self.options.local_deadline is not None:
                 given = self._normalised(checked, answers)

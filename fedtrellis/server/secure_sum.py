@@ -102,6 +102,7 @@ class SecureSum(Mean):
         1e5,
         "largest number that a client hides, without a clip; a larger one is refused",
         above=0.0,
+        only={"clip": (None,)},
     )
     clip: float = setting(
         None,

@@ -293,10 +293,11 @@ _DTYPE_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 def join_arrays(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint8]:
     """Write several small arrays into one array of bytes.
 
-    A byte for their number; for each its dtype, its number of axes and its sides; then
-    the data of all, in C order.
+    A byte for their number, of 255 or more two after a 255; for each its dtype, its
+    number of axes and its sides; then the data of all, in C order.
     """
-    head, bodies = bytearray([len(arrays)]), []
+    few, bodies = len(arrays) < 255, list[bytes]()
+    head = bytearray([len(arrays)] if few else [255, *divmod(len(arrays), 256)])
     for array in arrays:
         head += bytes((_DTYPE_CODES[array.dtype], array.ndim))
         head += np.array(array.shape, dtype="<u4").tobytes()
@@ -309,9 +310,11 @@ def split_arrays(joined: NDArray[Any]) -> list[NDArray[Any]]:
     if joined.dtype != np.uint8 or joined.ndim != 1 or not joined.size:
         raise ValueError("joined arrays have to be a vector of bytes")
     data = joined.tobytes()
-    heads, arrays, position = [], [], 1
+    heads, arrays = [], []
     try:
-        for _ in range(data[0]):
+        few = data[0] < 255
+        position = 1 if few else 3
+        for _ in range(data[0] if few else 256 * data[1] + data[2]):
             dtype, ndim = _DTYPES[data[position]], data[position + 1]
             sides = np.frombuffer(data, "<u4", ndim, position + 2).tolist()
             position += 2 + 4 * ndim
@@ -333,7 +336,7 @@ def array_record(arrays: Sequence[NDArray[Any]], join: bool = False) -> ArrayRec
 
     With ``join``, for messages of our own, several small arrays may travel as one.
     """
-    if join and 1 < len(arrays) < 256:
+    if join and 1 < len(arrays) < 255:
         small = sum([array.nbytes for array in arrays]) <= _JOINED_MAX_BYTES
         if small and _DTYPE_CODES.keys() >= {array.dtype for array in arrays}:
             return filled(ArrayRecord(), {JOINED: encode(join_arrays(arrays))})

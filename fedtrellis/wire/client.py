@@ -40,6 +40,7 @@ from fedtrellis.wire.protocol import (
     AGREED,
     ARRAYS,
     CONFIG,
+    DEADLINE,
     EXAMPLES,
     METRICS,
     PHASE,
@@ -246,6 +247,7 @@ def serving(
     it was before.
     """
     before: Mapping[str, Any] | None = None
+    client: Any = None
     model, arrays = None, None
     status: dict[str, Any] = {}
     metrics: dict[str, Any] = {}
@@ -270,7 +272,7 @@ def serving(
         if ATTEMPT in config:
             check_batches(context, config)
         model = known
-        client: Any = app.client(context)
+        client = app.client(context)
         sums = function in SUM_PHASES or (ATTEMPT in config and function != "evaluate")
         if not (sums or getattr(client, "hides_by_itself", False)):
             check_exposed(context, function.removeprefix(PHASE))
@@ -282,8 +284,13 @@ def serving(
         if function in SUM_PHASES:
             rows = getattr(client, "rows", None)
             result = sum_phase(function, context, config, rows, model.point), 0, {}
-        # work that is its steps, and no fit of its own
-        elif together and function == "fit" and type(client).fit is MethodClient.fit:
+        # work that is its steps, and no fit of its own; a deadline is each client's
+        elif (
+            together
+            and function == "fit"
+            and type(client).fit is MethodClient.fit
+            and (DEADLINE not in config or hasattr(context, "clock"))
+        ):
             result = yield client, model, config
             if isinstance(result, Exception):
                 raise result
@@ -338,7 +345,7 @@ def serving(
             log(INFO, "refused: %s", getattr(error, "detail", error))
             status = {**status, "refused": error.code, "why": str(error)}
         else:
-            _raise_shown(error, context)
+            _raise_shown(error, context, client)
     return NodeReply(client_identity(context), status, arrays, metrics)
 
 
@@ -360,11 +367,13 @@ def _call(
         ) from error
 
 
-def _raise_shown(error: BaseException, context: Context) -> NoReturn:
+def _raise_shown(error: BaseException, context: Context, client: Any) -> NoReturn:
     """Raise what the server may read: of a node with a key no text but our own."""
     if isinstance(error, CodedError) or not isinstance(error, Exception):
         raise error
-    if not hides(context):
+    # a client may have its keys from Python
+    keyless = getattr(getattr(client, "node", None), "kind", "run") == "run"
+    if keyless and not hides(context):
         raise error
     who = f"client {client_identity(context)}"
     # it may quote the data
@@ -531,6 +540,7 @@ def _end_run(app: MethodApp, message: Message, context: Context) -> Message:
 def _introduce(app: MethodApp, message: Message, context: Context) -> Message:
     """Answer who the client is, and what there is to know of it before round 1."""
     properties: dict[str, Any] = {}
+    client: Any = None
     if AGREED in message.content:
         context.state[AGREED] = message.content[AGREED]
     try:
@@ -547,7 +557,7 @@ def _introduce(app: MethodApp, message: Message, context: Context) -> Message:
         if isinstance(client, MethodClient):
             properties |= client.announcement
     except Exception as error:
-        _raise_shown(error, context)
+        _raise_shown(error, context, client)
     status = filled(ConfigRecord(), {"client-id": client_identity(context)})
     records = {STATUS: status, CONFIG: filled(ConfigRecord(), properties)}
     return Message(filled(RecordDict(), records), reply_to=message)

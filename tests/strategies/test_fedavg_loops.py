@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import ceil
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -252,7 +253,8 @@ for _kind in ("momentum", "adam", "yogi"):
 for _schedule in ("convex", "nonconvex", "stochastic", "constant"):
     # 3 of 5 clients in every round, where half of them are asked for
     for _sampling, _part in (("bernoulli", 0.6), ("fixed", 0.5)):
-        _own = {"schedule": _schedule, "step_size": 0.1, "sampling": _sampling}
+        _own = {"schedule": _schedule, "sampling": _sampling}
+        _own |= {"step_size": 0.1} if _schedule == "constant" else {}
         _own |= {"domain": BALL, "participation": _part}
         _loop = partial(naive, schedule=_schedule, p=0.6)
         CASES[f"naive {_schedule} {_sampling}"] = "NaiveFrankWolfe", _own, _loop
@@ -325,6 +327,25 @@ def test_steps_go_by_the_clock_and_impossible_numbers_are_refused() -> None:
     run = play(strategy, grid_of(Declaring, LOSSES, batched=True), START, 2)
     assert run.used == [[0]] * 2
     assert run.watch.metrics[1]["local-steps"] == 3
+
+
+def test_a_deadline_is_each_client_s_where_several_are_computed_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+
+    class Slow(LeastSquares):
+        def gradient(self, x: Any) -> Any:
+            now[0] += 1.0  # a second
+            return super().gradient(x)
+
+    losses = [Slow(a, b, scale="half-mean") for a, b in zip(A, B, strict=True)]
+    monkeypatch.setattr(
+        "clients.fedavg.time", SimpleNamespace(monotonic=lambda: now[0])
+    )
+    strategy = strategies.FedAvgGD(step_size=0.01, local_deadline=3.0)
+    grid = grid_of(clients.FedAvgGDClient, losses, batched=True)
+    assert play(strategy, grid, START, 1).watch.metrics[0]["local-steps"] == 3
 
 
 class Steep(LeastSquares):

@@ -257,7 +257,7 @@ def test_one_liar_does_not_choose_sigma() -> None:
     assert error(losses, x) < 0.1
     # there the z_i of a fixed σ come to rest where ∇F is not small
     ended, _ = run(losses, 400, aggregation="median", sigma_scale=1.0, tolerance=1e-9)
-    assert (ended.residual() < 2e-8, ended.converged()) == (True, False)
+    assert (ended.residual() < 2e-8, ended.ending) == (True, "round limit")
     for told in (b"123", np.full(20, np.nan).tobytes(), np.ones(3).tobytes()):
         with pytest.raises(SettingsError, match="gives no diagonal of 20 numbers"):
             run(losses, 3, liar(told, "0"))
@@ -298,8 +298,6 @@ def test_bounds(losses: list[Any], lower: float, upper: float) -> None:
     # float32 rounds 0.01 inwards
     how: Any = {"dtype": "float32", "tolerance": 1e-9, **box}
     assert run(losses, 300, **how)[0].ending == "converged"
-    with pytest.raises(SettingsError, match="lower = 1.0 must be less than upper = 1"):
-        FedGiA(lower=1.0, upper=1.0)
 
 
 def test_how_good_the_end_is() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedtrellis import Answer
+from fedtrellis import Answer, Median
 from tests.harness import Array, Stop, not_daily, play, refused
 from tests.strategies import methods
 from tests.strategies.methods import EVERY, EVERYTHING, LOSSES, Method
@@ -182,14 +183,27 @@ def test_methods_run_with_a_quorum_or_say_that_they_cannot(name: str) -> None:
     assert np.isfinite(played.model).all()
 
 
-def test_a_quorum_is_refused_beside_sums_and_noise() -> None:
-    """Where it has no meaning; and numbers that are none."""
-    make = EVERY["fedavg-gd"].strategy
-    refused(
-        "quorum = 0.5.*secure sums", partial(make, quorum=0.5, aggregation="secure-sum")
-    )
-    refused("quorum = 2.5", partial(make, quorum=2.5))
-    refused("max-delay = 3 needs a quorum", partial(make, max_delay=3))
+def test_answers_of_no_use_make_no_quorum() -> None:
+    """A quick client that sends them does not end what the others work on."""
+    method = EVERY["feddr"]
+
+    def client(context: Any, loss: Any) -> Any:
+        made = method.client(context, loss)
+        if made.client_id == "0":
+            made.fit = lambda parameters, config: ([np.nan * parameters[0]], 0, {})
+        return made
+
+    grid = replace(method, client=client).grid(N, delay=lambda i, k: 1.0 + 60.0 * i)
+    played = method.play(grid, 9, quorum=2, max_failed_rounds=2)
+    assert all(len(used) >= 2 for used in played.used)
+
+
+def test_who_is_left_has_to_be_enough_for_so_many_liars() -> None:
+    rule: Any = {"aggregation": Median(liars=2), "quorum": 3, "max_delay": 4}
+    rule["max_failed_rounds"] = 3
+    grid = EVERY["feddr"].grid(5, delay=lambda i, k: 1e9 if i > 2 and k > 10 else 1.0)
+    run = partial(EVERY["feddr"].play, grid, 30, **rule)
+    refused("enough for 2 that lie; there were 3", run, RuntimeError)
 
 
 def test_nobody_waits_for_a_node_that_does_not_introduce_itself() -> None:

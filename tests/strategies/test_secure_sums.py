@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -185,6 +186,15 @@ def test_a_client_that_lost_its_state(case: str, key: str) -> None:
         assert distance(strategy._control, c) < 1e-12
 
 
+def test_a_client_asked_again_has_the_same_noise() -> None:
+    noise: Any = {"privacy": "local", "privacy_clip": 1.0, "step_size": 0.01}
+    noise |= {"privacy_noise_multiplier": 1.0, "aggregation": hidden()}
+    run = go("zeroth-order-sgd", 5, faults={"reply_loss": 0.5, "seed": 5}, **noise)
+    why = [text for record in run.strategy.history for _, text in record.rejected]
+    assert why
+    assert not any("something else" in text for text in why)
+
+
 @pytest.mark.slow
 def test_noise_adds_up_and_its_epsilon_is_the_accountant_s() -> None:
     z, clip, t = 4.0, 0.5, 1
@@ -239,7 +249,7 @@ def test_identities_rosters_and_what_such_nodes_do_not_say(tmp_path: Path) -> No
         go("fedavg-gd", 1, nodes=strangers, aggregation="secure-sum")
 
 
-@pytest.mark.parametrize("where", ["hello", "fit"])
+@pytest.mark.parametrize("where", ["hello", "fit", "python"])
 def test_an_error_beside_a_key_quotes_no_data(tmp_path: Path, where: str) -> None:
     class Bad(LeastSquares):
         def gradient(self, x: Any) -> Any:
@@ -248,7 +258,9 @@ def test_an_error_beside_a_key_quotes_no_data(tmp_path: Path, where: str) -> Non
     def client(context: Any, loss: Any) -> Any:
         if where == "hello" and number_of(context) == 1:
             loss.gradient(0.0)
-        return clients.FedAvgGDClient(context, loss)
+        made: Any = clients.FedAvgGDClient(context, loss)
+        made.node = SimpleNamespace(kind=("run", "key")[where == "python"])
+        return made
 
     class Listening(LocalGrid):
         def pull_messages(self, message_ids: Any) -> Any:
@@ -258,7 +270,8 @@ def test_an_error_beside_a_key_quotes_no_data(tmp_path: Path, where: str) -> Non
 
     write_key_pair(tmp_path / "key", tmp_path / "context", "stream")
     said: set[str | None] = set()
-    nodes = [{"key-file": str(tmp_path / "key")} for _ in range(4)]
+    nodes: Any = [{"key-file": str(tmp_path / "key")} for _ in range(4)]
+    nodes = [{}] * 4 if where == "python" else nodes  # the client has its key itself
     losses = [*EVERY["fedavg-gd"].losses[:4]]
     losses[1] = Bad(np.eye(P), np.ones(P))
     method = replace(EVERY["fedavg-gd"], losses=losses, client=client)

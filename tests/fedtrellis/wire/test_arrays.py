@@ -124,6 +124,8 @@ def test_joined_arrays_come_back_bit_for_bit(arrays: list[NDArray[Any]]) -> None
         if not one:  # as Flower writes a list
             assert list(record) == [str(i) for i in range(len(arrays))]
             assert all(map(same_bits, record.to_numpy_ndarrays(), arrays))
+    many = [np.arange(k % 3) for k in range(254 + 223 * len(arrays))]
+    assert all(map(same_bits, split_arrays(join_arrays(many)), many))
 
 
 @pytest.mark.parametrize(
