@@ -279,6 +279,7 @@ class FedLMOClient(StatefulDescent):
         batches = mini_batches(self.objective, self.client_id, config)
         h = np.zeros_like(x)
         if config["variant"] in ("server", "ef21"):
+            steps = steps if batches else 1  # which would all be alike
             for _ in range(steps):
                 # h_i = (1/k) Σ ∇f_i(x; ξ_j)
                 g = yield Gradient(x, batches)

@@ -10,7 +10,12 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.local_steps import answer_bound, answer_lipschitz, mini_batches
+from fedtrellis.local_steps import (
+    answer_bound,
+    lipschitz_at,
+    mini_batches,
+    slope_at,
+)
 from fedtrellis.manifolds import Manifold
 from fedtrellis.objectives import Loss
 from fedtrellis.random import generator
@@ -59,7 +64,24 @@ class FirstOrderRFLClient(StatefulClient):
         self.objective = objective
         self.manifold = manifold
 
-    fit_lipschitz = answer_lipschitz
+    def fit_lipschitz(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """r_i, at least the curvature of f_i along M at P_M(x)."""
+        layout, f = Layout.of(parameters), self.objective
+        x = layout.point(parameters)
+        z = self.manifold.project(x)
+
+        def gradient(point: FloatArray) -> FloatArray:
+            # P_{T_z M}(grad f(P_M(point))), whose derivative at z is Hess f(z)
+            y = self.manifold.project(point)
+            tangent = self.manifold.project_tangent(y, slope_at(f, layout, y))
+            return self.manifold.project_tangent(z, tangent)
+
+        at = z.astype(x.dtype)
+        return answer_bound(
+            lipschitz_at(f, layout, at, config, gradient), layout, config
+        )
 
     def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
         """τ steps from P_M(x); the answer is ẑ, which lies off the manifold."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from math import ceil, inf, isfinite, log2, sqrt
 from typing import Any, Literal
@@ -151,15 +151,20 @@ def largest_bound(strategy: Any, bounds: Mapping[str, float]) -> float:
 
 
 def lipschitz_at(
-    objective: Any, layout: Layout, x: FloatArray, config: Mapping[str, Any]
+    objective: Any,
+    layout: Layout,
+    x: FloatArray,
+    config: Mapping[str, Any],
+    gradient: Callable[[FloatArray], FloatArray] | None = None,
 ) -> float:
     """r_i, for steps along ∇f_i that contract while they are shorter than 2/r_i.
 
     It is the objective's ``lipschitz()``; of a loss that knows none the largest
     curvature at x, by a power iteration on differences of its gradients, which says
-    nothing of points far from x. A mean over b of d_i convex losses curves d_i/b times
-    as much at most, so r_i is that much larger where ``config`` asks for mini-batches
-    and the objective has ``num_examples``.
+    nothing of points far from x. Steps along another ``gradient`` take the larger of
+    its curvature there, too. A mean over b of d_i convex losses curves d_i/b times as
+    much at most, so r_i is that much larger where ``config`` asks for mini-batches and
+    the objective has ``num_examples``.
     """
     known = getattr(objective, "lipschitz", None)
     try:
@@ -167,19 +172,22 @@ def lipschitz_at(
     except NotImplementedError:
         r = inf
     if not isfinite(r):
-        r = _curvature_at(objective, layout, x)
+        r = _curvature_at(partial(slope_at, objective, layout), x)
+    if gradient is not None:
+        r = max(r, _curvature_at(gradient, x))
     size = _batch_size(objective, config)
     examples = int(getattr(objective, "num_examples", size))
     return r * examples / size if 0 < size < examples else r
 
 
-def _curvature_at(objective: Any, layout: Layout, x: FloatArray) -> float:
+def slope_at(objective: Any, layout: Layout, point: FloatArray) -> FloatArray:
+    """∇f at a point, in float64."""
+    slope = Gradient(point.astype(layout.point_dtype)).answer(objective, layout)
+    return np.array(slope, dtype=np.float64)
+
+
+def _curvature_at(gradient: Callable[[FloatArray], FloatArray], x: FloatArray) -> float:
     """Max over v of ‖∇²f(x) v‖ / ‖v‖, from below."""
-
-    def gradient(point: FloatArray) -> FloatArray:
-        slope = Gradient(point.astype(x.dtype)).answer(objective, layout)
-        return np.array(slope, dtype=np.float64)
-
     # what loses as many digits to rounding as to the third derivative
     length = float(np.finfo(x.dtype).eps) ** (1 / 3) * max(
         1.0, float(np.linalg.norm(x))

@@ -259,21 +259,18 @@ class Estimate:
         m/(m − dropped) times what they were, so that the formulas for G hold.
     dropped : int
         Samples without a finite difference quotient.
-    evaluations : int
-        Function values asked for.
 
     Examples
     --------
     >>> import numpy as np
     >>> from fedtrellis.zeroth_order import Estimate
-    >>> Estimate(np.zeros(3), np.zeros(5), dropped=0, evaluations=6).evaluations
-    6
+    >>> Estimate(np.zeros(3), np.zeros(5), dropped=0).dropped
+    0
     """
 
     gradient: FloatArray
     scalars: FloatArray
     dropped: int
-    evaluations: int
 
 
 def projection_estimate(
@@ -344,7 +341,7 @@ def projection_estimate(
     lengths = block_lengths(samples, width)
     # a copy takes as long as a small function's values
     again = deepcopy(rng) if len(lengths) > 1 else rng
-    evaluations, quotients, u = 0, [], point
+    quotients = []
     for length in lengths:
         u = directions(rng, length, point.shape)
         # P_M(x + μ u_j)
@@ -361,7 +358,6 @@ def projection_estimate(
             bad = at_x[~np.isfinite(at_x)][0]
             where = "at the point whose gradient is estimated"
             raise FloatingPointError(f"the function's value is {bad} {where}")
-        evaluations += at_x.size + at_points.size
         with np.errstate(over="ignore", invalid="ignore"):
             # s_j = [F(y_j, ξ_j) − F(x, ξ_j)]/μ
             s = (at_points - at_x) / smoothing
@@ -381,7 +377,7 @@ def projection_estimate(
     total = weighted_sum(scalars, [u] if len(lengths) == 1 else redrawn)
     # G^P = (n/m) Σ_j s_j u_j
     gradient = (point.size / samples) * total
-    return Estimate(gradient, scalars, dropped, evaluations)
+    return Estimate(gradient, scalars, dropped)
 
 
 def step_curvature(
@@ -408,8 +404,9 @@ def step_curvature(
     values = evaluator(client.objective, layout, batch_size=size, rng=rng.spawn(1)[0])
     x = project(x.astype(np.float64))
     m = max(1, min(config["samples"], _MEASURED, _BLOCK_ENTRIES // x.size))
-    # differences of second order lose half of the digits
-    h = float(np.finfo(layout.point_dtype).eps) ** 0.25
+    # differences of second order lose half of the digits, of what computes F
+    eps = float(np.finfo(layout.point_dtype).eps)
+    h = max(eps, getattr(client.objective, "eps", 0.0)) ** 0.25
     h *= max(1.0, float(np.linalg.norm(x)))
     # from x itself, u_0 = 0
     steps = np.concatenate([np.zeros((1, *x.shape)), directions(rng, m, x.shape)])

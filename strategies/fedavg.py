@@ -237,9 +237,7 @@ class FedAvgGD(LocalModels):
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """The local steps; the round decides which k they are."""
-        entries = entries_of(self, "local_steps", "step_size", "step_schedule")
-        if self.step_size is None:
-            entries = self._with_sizes(entries)
+        entries = self._with_sizes(entries_of(self, "local_steps", "step_schedule"))
         if self.batch_fraction < 1.0:
             entries |= entries_of(self, "batch_fraction", "seed")
         if self.options.local_deadline is not None:

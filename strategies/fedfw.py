@@ -30,11 +30,13 @@ Paper = Literal["plain", "augmented", "stochastic"]
 Variant = Literal["corrective", Paper]
 PAPERS: tuple[Paper, ...] = get_args(Paper)
 StepCount = Literal["own", "round"]
-_CORRECTIVE = {"variant": ("corrective",)}
-_PAPERS = {"variant": PAPERS}
+_Only = dict[str, Sequence[str | None]]
+_CORRECTIVE: _Only = {"variant": ("corrective",)}
+_PAPERS: _Only = {"variant": PAPERS}
 # whose clients send atoms alone, of gradients of one round
 _PRIVATE = ("plain", "augmented")
-_STOCHASTIC = {"variant": ("stochastic",)}
+_STOCHASTIC: _Only = {"variant": ("stochastic",)}
+_CONSTANT: _Only = {"schedule": ("constant",)}
 # entry of an evaluation's request: it is to bring x̄
 _EVALUATED = "evaluated"
 # Rounding of x̄ over its largest entry, in eight units of a float32's last place.
@@ -86,9 +88,8 @@ class FrankWolfeStrategy(RoundStrategy):
             rng = generator(0, "directions")
             for _ in range(_DIRECTIONS):
                 g = rng.standard_normal(shape)
-                # D ⊆ D_i just if  min over s in D_i of ⟨g, s⟩ ≤ min over D  for all g
-                lowest, needed = domain.lmo(g).dot(g), self.domain.lmo(g).dot(g)
-                if lowest > needed + 1e-9 * abs(needed):
+                # D ⊆ D_i just if all extreme points of D, argmin ⟨g, s⟩, lie in D_i
+                if not domain.contains_atom(self.domain.lmo(g)):
                     what = f"{domain!r}, which does not enclose {self.domain!r}"
                     raise SettingsError(f"client_domains has {what}")
         # D_i, the client's own set, or D
@@ -175,7 +176,12 @@ class NaiveFrankWolfe(FrankWolfeStrategy):
         choices=Schedule,
     )
     step_size: float = setting(
-        0.01, "of the constant schedule", symbol="η", above=0.0, maximum=1.0
+        0.01,
+        "of the constant schedule",
+        symbol="η",
+        above=0.0,
+        maximum=1.0,
+        only=_CONSTANT,
     )
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
@@ -321,7 +327,7 @@ class FedFW(FrankWolfeStrategy):
         symbol="η",
         above=0.0,
         maximum=1.0,
-        only=_PAPERS,
+        only=_PAPERS | _CONSTANT,
     )
     averaging: float = setting(
         0.1,
@@ -329,7 +335,7 @@ class FedFW(FrankWolfeStrategy):
         symbol="ρ",
         above=0.0,
         maximum=1.0,
-        only=_STOCHASTIC,
+        only=_STOCHASTIC | _CONSTANT,
     )
     batch_size: int = setting(
         64, "examples in a mini-batch of FedFW-sto", minimum=1, only=_STOCHASTIC
@@ -439,33 +445,36 @@ class FedFW(FrankWolfeStrategy):
         return self.half.model
 
     def converged(self) -> bool:
-        """Whether the corrective variant's residuals are small; never with a median."""
-        half, robust = self.half, self.aggregator.robust
-        solved = isinstance(half, Consensus) and half.converged(self.certificate)
-        return solved and not robust
+        """Whether the corrective variant's residuals are small."""
+        half = self.half
+        return isinstance(half, Consensus) and half.converged(self.certificate)
 
     def _model_for(
         self, client: str, entries: dict[str, Any]
     ) -> tuple[ArrayRecord, dict[str, Any]]:
         """What the broadcast has, or for an evaluation x̄ where that is not the same."""
-        if not entries.pop(_EVALUATED, False):
-            return super()._model_for(client, entries)
-        layout = self.broadcast.layout
-        parts = sparse_or_dense(layout.to_wire(self.half.model))
-        return array_record(parts, join=True), {
-            "model-encoding": "dense" if len(parts) == 1 else "sparse",
-            **layout.entries(),
-            "model-version": self.broadcast.version,
-            # what the client keeps is z
-            "keep-model": False,
-        }
+        own = entries.pop(_EVALUATED, False)
+        return self._evaluated if own else super()._model_for(client, entries)
 
     def _evaluate_clients(self, server_round: int) -> dict[str, float]:
         """Mean of the clients' metrics at x̄."""
         if self.half.model is self.broadcast.model:
             return super()._evaluate_clients(server_round)
         config, timeout = self._loop.evaluate_config, self._loop.timeout
-        entries = {name: {**config, _EVALUATED: True} for name in self.clients}
+        layout = self.broadcast.layout
+        parts = sparse_or_dense(layout.to_wire(self.half.model))
+        self._evaluated = (
+            array_record(parts, join=True),
+            {
+                "model-encoding": "dense" if len(parts) == 1 else "sparse",
+                **layout.entries(),
+                "model-version": self.broadcast.version,
+                # what the client keeps is z
+                "keep-model": False,
+            },
+        )
+        own = {**config, _EVALUATED: True}  # one object, so that one request is made
+        entries = dict.fromkeys(self.clients, own)
         answers = self.conversation.ask(server_round, "evaluate", entries, timeout)
         return self._mean_evaluation(answers)
 

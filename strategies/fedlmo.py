@@ -328,7 +328,8 @@ class FedLMO(RoundStrategy):
         s = towards(self.domain, d, x, layout.point(self._oracle(layout.layers(d))))
         # x ← x + γ_t lmo(D), or (1 − γ_t) x + γ_t r lmo(D)
         gamma = self.step_size_at(server_round)
-        self.broadcast.replace(moved(x, s, gamma, self.radius))
+        x = moved(x, s, gamma, self.radius)
+        self.broadcast.replace(self._inside(x) if gamma > 1.0 else x)
 
     def _mean_vector(self) -> FloatArray:
         zero = np.zeros_like(self.broadcast.model)

@@ -83,7 +83,7 @@ class FirstOrderRFL(StepsByBounds):
     step_size: float | None = setting(
         None,
         "of a local step; auto: 1/(r η_g τ), r the largest Lipschitz constant of a "
-        "client's ∇f_i",
+        "client's ∇f_i, or curvature of f_i along M at the start",
         symbol="η",
         above=0.0,
     )
@@ -207,9 +207,7 @@ class FirstOrderRFL(StepsByBounds):
     def converged(self) -> bool:
         """Whether the projected step is small enough beside the largest."""
         share = self.tolerance or 0.0
-        small = share > 0.0 and self._step_norm <= share * self._largest
-        # with a median the step can vanish elsewhere, too
-        return small and not self.aggregator.robust
+        return share > 0.0 and self._step_norm <= share * self._largest
 
     def _replaces_state(self, client: str) -> bool:
         """Whether x has changed since the client's last round, which its c_i needs."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.domains.atoms import RandomSigns
 from fedtrellis.local_steps import StepSchedule, step_sizes
-from fedtrellis.server.aggregation import Aggregation
+from fedtrellis.server.aggregation import Aggregation, Median
 from fedtrellis.server.conversation import Answer, scalars_of
 from fedtrellis.settings import entries_of, refused, setting
 from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout
@@ -137,9 +137,9 @@ class ZerothOrderSGD(StepsByBounds):
         self.stateful = self.variant == "fedkseed"
 
     def _admits(self, kind: type[Aggregation]) -> bool:
-        """Only scalars along directions that all share can be added up."""
-        hidden = kind.seen_by == "client"
-        return super()._admits(kind) and not (hidden and self.variant not in _SHARED)
+        """Sums and medians only of scalars along directions that all share."""
+        shared = kind.seen_by == "client" or issubclass(kind, Median)
+        return super()._admits(kind) and not (shared and self.variant not in _SHARED)
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """With a pool of directions, what travels are their weights."""

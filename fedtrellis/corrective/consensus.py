@@ -154,8 +154,8 @@ class Consensus:
         duals = self.duals.items()
         products = sum(float(np.vdot(y, self.points[name])) for name, y in duals)
         total = np.sum([*self.duals.values()], axis=0)
-        # max over v in D of ⟨Σ y_i, v⟩ is at what the oracle returns for −Σ y_i
-        most = self.domain.lmo(-total).dot(total)
+        # max over v in D of ⟨Σ y_i, v⟩ is the gap of −Σ y_i at 0
+        most = self.domain.gap(-total, np.zeros_like(total))
         self.gap = gaps - products + most
         self._scale = max(self._scale, abs(losses))
         return {"lower-bound": losses - self.gap, "certificate": self.gap}

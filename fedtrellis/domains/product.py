@@ -96,6 +96,12 @@ class Product(Domain):
         g = self._input(gradient, "gradient")
         return ProductAtom(tuple(domain.lmo(piece) for domain, piece in self.pieces(g)))
 
+    def gap(self, gradient: ArrayLike, point: ArrayLike) -> float:
+        """Return the sum of the pieces' gaps, by whatever they have for a bound."""
+        g, x = self._input(gradient, "gradient"), self._input(point, "point")
+        pairs = zip(self.pieces(g), cut(x, self.shapes), strict=True)
+        return sum(domain.gap(piece, at) for (domain, piece), at in pairs)
+
     def project(self, point: ArrayLike) -> FloatArray:
         """Project every piece."""
         x = self._input(point, "point")

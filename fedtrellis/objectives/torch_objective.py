@@ -79,6 +79,8 @@ class ModuleLoss(Objective):
         self.device = choose_device(device)
         self._weigh(weight, l2)
         self.flat = self._holder(model, self.device, choose_dtype(dtype))
+        #: of the numbers that a value is computed in
+        self.eps = float(torch.finfo(self.flat.dtype).eps)
         self.shapes: list[tuple[int, ...]] = self.flat.shapes
         self._forms = PointForms(self.shapes)
         self.shape = self._forms.flat

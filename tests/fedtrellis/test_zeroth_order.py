@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from copy import deepcopy
 from math import sqrt
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from fedtrellis.zeroth_order import (
     directions,
     evaluator,
     projection_estimate,
+    step_curvature,
 )
 from tests.harness import Array
 
@@ -202,3 +204,20 @@ def test_an_objective_with_only_a_value() -> None:
     batches: Any = {"batch_size": 5, "rng": np.random.default_rng(0)}
     with pytest.raises(ValueError, match=r"only has value\(x\)"):
         evaluator(OnlyValue(), Layout(((8,),)), **batches)
+
+
+def test_a_network_in_float32_is_as_curved_as_in_float64() -> None:
+    torch = pytest.importorskip("torch")
+    from fedtrellis.objectives.torch_forward import TorchForward
+
+    torch.manual_seed(0)
+    data = torch.rand(40, 6), torch.rand(40, 1) + 1.0
+    config = {"samples": 5, "batch-size": 0, "seed": 0}
+    found = []
+    for dtype in ("float32", "float64"):
+        model = torch.nn.Linear(6, 1).to(getattr(torch, dtype))
+        loss = TorchForward(model, torch.nn.functional.mse_loss, data, dtype=dtype)
+        client = SimpleNamespace(objective=loss, client_id="0")
+        layout = Layout(tuple(loss.shapes))
+        found.append(step_curvature(client, np.zeros(layout.size), layout, config))
+    assert found[0] == pytest.approx(found[1], rel=0.2)

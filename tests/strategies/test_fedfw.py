@@ -171,8 +171,11 @@ def check_loop(
 def test_numpy_loop(variant: Any, name: Any, count: Any, sampling: Any, k: int) -> None:
     """Noise in the oracle is of σ √η_t, with each client's own η, or of σ."""
     own = only_for(variant, averaging=0.3, batch_size=2)
+    if name != "constant":
+        own.pop("averaging", None)
     shared: dict[str, Any] = {"participation": 0.5, "sampling": sampling, "seed": 7}
-    steps: dict[str, Any] = {"step_count": count, "local_steps": k, "step_size": 0.2}
+    steps: dict[str, Any] = {"step_count": count, "local_steps": k}
+    steps |= {"step_size": 0.2} if name == "constant" else {}
     if count == "own":
         steps |= {"lmo_noise": 2.0, "lmo_noise_decay": sampling == "fixed"}
     how: dict[str, Any] = {"schedule": name, **shared, **steps, **own}
@@ -387,6 +390,8 @@ def test_larger_sets_that_are_declared() -> None:
         (atom,) = unpack_atoms(arrays, (400,))
         assert isinstance(atom, kinds[i])
     check_mean(played)
+    small = FedFW(BALL, variant="plain", client_domains=[L2Ball(0.5 * RADIUS)])
+    refused("does not enclose", lambda: recorded(small, 1, **how))
     # an atom of the others may be outside, and the model says so each round
     outside = [float(np.abs(model).sum() > RADIUS) for model in played.models]
     assert 1.0 in outside

@@ -12,6 +12,7 @@ import pytest
 
 from clients import CompressedSGDClient, FedLMOClient
 from fedtrellis.compressors import Natural, Quantized, Signs, TopK, TopTriples
+from fedtrellis.domains import L2Ball
 from fedtrellis.layer_steps import LayerOracle, settle_kinds
 from fedtrellis.wire.arrays import Layout
 from strategies import CompressedSGD, FedLMO
@@ -53,6 +54,14 @@ def test_each_oracle_is_the_least_point_of_its_ball() -> None:
         assert all(np.vdot(d, s) <= np.vdot(d, o / norm(o)) for o in others)
         [s] = LayerOracle((kind,))([np.zeros((3, 4))])
         assert not s.any()
+
+
+def test_steps_beyond_a_set_end_in_it() -> None:
+    how: Any = {"domain": L2Ball(1.0), "variant": "server", "step_size": 1.7}
+    how["step_schedule"] = "constant"
+    grid = grid_of(FedLMOClient, [Distance(np.full(3, 9.0))] * 2, L2Ball(1.0))
+    model = play(FedLMO(batch_size=0, **how), grid, np.zeros(3), 3).model
+    assert L2Ball(1.0).contains(model)
 
 
 def test_scales_of_convolutions() -> None:

@@ -265,6 +265,13 @@ def test_by_default_steps_find_themselves_and_a_run_ends_where_it_is_solved() ->
     assert strategy.ending == "converged"
     best = np.linalg.eigvalsh(C)[-2:].sum()
     assert np.vdot(x, C @ x) == pytest.approx(best, rel=1e-10)
+    # along a sphere a gradient far longer than r curves f more than r does
+    far = 100.0 * np.array([0.6, 0.8, 0.0])
+    grid = grid_of(FirstOrderRFLClient, [Distance(far)] * 2, Sphere((3,)))
+    strategy = FirstOrderRFL(Sphere((3,)))
+    x = play(strategy, grid, np.ones(3), 300).model
+    assert strategy.ending == "converged"
+    assert x == pytest.approx(far / 100.0, abs=1e-6)
     # biased or random steps come to rest nowhere
     assert FirstOrderRFL(manifold, correction=False).tolerance == 0.0
     assert FirstOrderRFL(manifold, batch_size=5).tolerance == 0.0

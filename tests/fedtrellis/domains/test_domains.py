@@ -393,6 +393,11 @@ def test_a_product_of_products_is_one_of_all_their_sets() -> None:
         [d.L1Ball(1.0), d.NuclearNormBall(2.0), d.L2Ball(1.0)], [(2,), (2, 3), (4,)]
     )
     assert d.Product([inner, d.L2Ball(1.0)], [(8,), (4,)]) == flat
+    # a gap is a bound, however loose a set's oracle is
+    G = np.random.default_rng(0).standard_normal((200, 200))
+    loose = d.Product([d.NuclearNormBall(1.0, tolerance=0.3)], [G.shape])
+    exact = np.linalg.norm(G, 2)
+    assert loose.gap(G.ravel(), np.zeros(G.size)) == pytest.approx(exact, rel=1e-9)
 
 
 def test_ties_go_to_the_lowest_index() -> None:
