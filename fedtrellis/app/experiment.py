@@ -148,8 +148,9 @@ class Experiment:
             raise SettingsError(f"radius = {radius}: {name} has none; allowed: 0")
         shapes = self.layout.shapes
         if run.layers == "product" and (len(shapes) < 2 or name == WholeSpace.name):
-            why = f"is for sets of several arrays; here domain is {name!r}, of "
-            raise refused("layers", run.layers, f"{why}{len(shapes)}", ["whole"])
+            why = "needs a set, and several arrays; the model has "
+            why += f"{len(shapes)}, and domain = {name!r}"
+            raise refused("layers", run.layers, why, ["whole"])
         registry.refuse_foreign(self.config, domain=name)
         self.own_config = registry.without_foreign(self.config, domain=name)
         if issubclass(chosen, WholeSpace):

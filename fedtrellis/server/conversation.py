@@ -263,8 +263,8 @@ class Conversation(Registry):
                 late = None if name in wave else self.asked.pop(name)
                 answer = self._open(reply, name, late.expected if late else expected)
                 if isinstance(answer, Answer):
-                    before = late and late.expected["server-round"] != server_round
-                    answer.basis = late.basis if late and before else None
+                    if late and late.expected["server-round"] != server_round:
+                        answer.basis = late.basis
                     answers[name] = answer
                 elif answer is None:
                     todo += [] if late else [name]  # else it is asked next round
@@ -274,15 +274,13 @@ class Conversation(Registry):
             if silent:
                 names = listed(sorted(silent, key=identity_order), 20)
                 log(WARNING, "round %d: no answer from client %s", server_round, names)
-            for name in todo if tries > 1 else []:
-                self.reject(name, "its state could not be restored")
-            # of answers that are of no use there are not enough
-            short = (
-                enough is not None and len(answers) < enough and self.busy and replies
-            )
             if tries > 1:
+                for name in todo:
+                    self.reject(name, "its state could not be restored")
                 todo = []
-            if not (todo or short):
+            # answers of no use are not enough
+            short = enough is not None and len(answers) < enough
+            if not todo and not (short and self.busy and replies):
                 break
         return [answers[name] for name in self.names if name in answers]
 

@@ -75,7 +75,9 @@ class History(Callback):
         """Begin with the rounds that a resumed run goes on from."""
         self.rounds = list(strategy.history)
         self.history.parent.mkdir(parents=True, exist_ok=True)
-        # it may be the file that they were read from
+        self._write()  # it may be the file that they were read from
+
+    def _write(self) -> None:
         with replacing(self.history) as file:
             file.writelines(map(_line_of, self.rounds))
 
@@ -94,8 +96,7 @@ class History(Callback):
     def on_end(self, strategy: Any, result: Result) -> None:
         """After a stop write all anew: its round is evaluated for who comes later."""
         if strategy.ending == "stopped":
-            with replacing(self.history) as file:
-                file.writelines(map(_line_of, self.rounds))
+            self._write()
 
 
 def _line_of(record: RoundRecord) -> bytes:

@@ -398,9 +398,8 @@ class MixtureSteps(Steps):
                 self.losses[u] = by_class[:, 0]
             # b of the current α, exactly, instead of the mixture's bound
             bundle.set_alpha_value(u, -by_class[:, 1] / N)
-            # of each class the same proposals: shape (C, c, p)
-            own = np.ascontiguousarray(V.reshape(-1, C, V.shape[1]).swapaxes(0, 1))
-            proposals[u] = (own, -by_class[:, 2 : 2 + own.shape[1]] / N)
+            # of each class one proposal, (C, 1, p) and (C, 1)
+            proposals[u] = V[:, None], -by_class[:, 2:3] / N
         self.duals = bundle.dual_values()
         metrics["dual"] = float(self.duals.sum())
         if len(self.losses) == len(self.units):
@@ -488,8 +487,8 @@ class MixtureSteps(Steps):
         rounding = np.ldexp(0.5 * len(self.strategy.clients), -self.bits)
         alphas, _ = self.bundle.contribution(0)
         for c, alpha in enumerate(alphas):
-            w, v = np.atleast_2d(snapshot)[c], np.vstack([alpha, V[c::C]])
-            far = np.abs(λN * (v @ w) - first.reshape(C, -1)[c, -len(v) :])
+            w, v = np.atleast_2d(snapshot)[c], np.stack([alpha, V[c]])
+            far = np.abs(λN * (v @ w) - first.reshape(C, -1)[c, -2:])
             allowed = _SAME * (λN * (np.abs(v) @ np.abs(w)) + N)
             if not (far <= allowed + λN * rounding * np.abs(w).sum()).all():
                 raise WrongReportError(
